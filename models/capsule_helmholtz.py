@@ -112,9 +112,8 @@ class GenerativeLayer(PyroModule):
         self.hidden = make_units("hidden_family", family, capsules, units)
         self.switch_bias = nn.Parameter(torch.full((capsules,), float(switch_start)))
         self.coupling = Coupling(above * units, above, capsules, units) if above else None
-        self.log_affinity: Tensor | None = None
-        if above and parents == "one":
-            self.log_affinity = nn.Parameter(torch.zeros(above, capsules))  # log rho
+        chooses = above and parents == "one"
+        self.log_affinity = nn.Parameter(torch.zeros(above, capsules)) if chooses else None
 
     def forward(
         self, above: CapsuleState | None, batch: int

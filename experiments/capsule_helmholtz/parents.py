@@ -20,7 +20,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Checks, Inputs, mean_images
-from capsule_zoo.inference.sample_quality import FeatureClassifier, train_classifier
+from capsule_zoo.inference.sample_quality import FeatureClassifier, Reading, train_classifier
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import load
 
@@ -58,7 +58,8 @@ def compare_parents(options: Options, settings: Settings) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     options.say("Training the classifier")
     judge = train_classifier(data.train, data.num_classes, settings.epochs)
-    measuring: dict[str, Any] = dict(judge=judge, settings=settings)
+    real = judge.read(data.test.images[: settings.samples])
+    measuring: dict[str, Any] = dict(judge=judge, real=real, settings=settings)
     study = Study({"one": "one", "all": "all"}, settings.seeds)
     outcomes = study.run(learn, timed, **measuring)
     updates = int(min(run["updates"][0] for run in outcomes["one"]))
@@ -72,7 +73,12 @@ def compare_parents(options: Options, settings: Settings) -> Result:
 
 
 def learn(
-    job: Job[str], *, judge: FeatureClassifier, settings: Settings, updates: int | None = None
+    job: Job[str],
+    *,
+    judge: FeatureClassifier,
+    real: Reading,
+    settings: Settings,
+    updates: int | None = None,
 ) -> Numbers:
     """Train a machine, for a time or a number of updates, and measure bounds and samples."""
     options = job.options
@@ -83,9 +89,8 @@ def learn(
     arguments: dict[str, Any] = dict(inputs=Inputs(Binarize()), checks=Checks(clock="processor"))
     run = train(entry, data, options, **length, **arguments)
     images = mean_images(entry.model, settings.samples, seed=options.seed)
-    gray = load_dataset("mnist", root=options.data_root).test.images
     return {
         "updates": single(run.steps),
         **settings.bounds(entry, data, options.seed),
-        **looks(judge.read(images), judge.read(gray[: settings.samples])),
+        **looks(judge.read(images), real),
     }

@@ -17,8 +17,9 @@ paper's figure 4 does.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,26 +76,35 @@ ROTATED_TRAINING, ROTATED_TEST = 5000, 2000  # numbers of images for the remedy
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the experiment on rotated training images.
+class RotatedTraining:
+    """Settings of experiments on rotated training images.
 
     Args:
         degrees: largest rotations of training images, one for each model.
         seeds: number of seeds for each model.
         steps: updates of each model in a full run.
-        kinds: number of kinds of objects that are fitted to parts.
-        probed: number of training images that kinds and probes are fitted on.
-        rotations: number of rotations at which parts are inferred for the remedy.
+        probed: number of training images that probes, clusters and kinds are fitted on.
         sizes: arguments of every entry that replace the zoo's defaults.
     """
 
     degrees: tuple[int, ...] = DEGREES
     seeds: int = 3
     steps: int = 3000
-    kinds: int = 64
     probed: int = 10_000
-    rotations: int = 24
     sizes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Settings(RotatedTraining):
+    """Settings of the experiment on individual parts and kinds; see `RotatedTraining`.
+
+    Args:
+        kinds: number of kinds of objects that are fitted to parts.
+        rotations: number of rotations at which parts are inferred for the remedy.
+    """
+
+    kinds: int = 64
+    rotations: int = 24
 
 
 @experiment("part-whole/augment", data="mnist", minutes=70)
@@ -265,14 +275,11 @@ def learn_rotated(job: Job[tuple[str, int]], *, settings: Compared) -> Numbers:
         entry, data, options, in_stages=True, batch_size=BATCH_SIZE, inputs=inputs, **length
     )
     subset = replace(data, train=data.train[: settings.probed], test=data.test[: settings.tested])
-    sizes = settings.probed, settings.tested
-    numbers = measure_features(entry, subset, *sizes)
-    if degrees:
-        train_split, test_split = (rotate_split(s, degrees) for s in (subset.train, subset.test))
-        rotated = measure_features(
-            entry, replace(subset, train=train_split, test=test_split), *sizes
-        )
-        numbers |= {f"rotated_{quantity}": number for quantity, number in rotated.items()}
+    numbers = measure_rotations(
+        partial(measure_features, entry, probed=settings.probed, tested=settings.tested),
+        subset,
+        degrees,
+    )
     return {**numbers, "steps": single(run.steps), "core_minutes": single(run.seconds / 60)}
 
 
@@ -292,6 +299,18 @@ def plot_compared(numbers: Mapping[str, Numbers], degrees: tuple[int, ...]) -> F
                 if f"{name}_{angle}" in numbers[quantity]  # upright digits have no rotated ones
             }
     return accuracy_curves(curves, "rotation of the training images (degrees, up to)", 0.1)
+
+
+def measure_rotations(
+    measure_images: Callable[[Dataset], Numbers], data: Dataset, degrees: float
+) -> Numbers:
+    """Return numbers of upright images, and `rotated_...` of images rotated by up to `degrees`."""
+    numbers = {**measure_images(data)}
+    if degrees:
+        train_split, test = (rotate_split(split, degrees) for split in (data.train, data.test))
+        rotated = measure_images(replace(data, train=train_split, test=test))
+        numbers |= {f"rotated_{quantity}": number for quantity, number in rotated.items()}
+    return numbers
 
 
 def rotate_split(split: Split, degrees: float) -> Split:

@@ -58,8 +58,12 @@ class ObjectProbe:
 
 
 @torch.no_grad()
-def count_choosing_parts(guide: Guide, images: Tensor) -> np.ndarray:
-    """Return the expected number of parts that choose each object, (N, objects)."""
+def count_choosing_parts(guide: Guide, images: Tensor, with_types: bool = False) -> np.ndarray:
+    """Return the expected number of parts that choose each object, (N, objects).
+
+    Args:
+        with_types: whether to count parts of each type of an object apart, (N, objects * types).
+    """
     counts = []
     for batch in images.split(AT_ONCE):
         drawn = infer(guide, batch)
@@ -68,7 +72,8 @@ def count_choosing_parts(guide: Guide, images: Tensor) -> np.ndarray:
             Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
             for level in (model.levels[0], model.levels[-1])
         )
-        fraction = model.responsibilities(objects, parts)[..., 1:]
+        read = model.choices if with_types else model.responsibilities
+        fraction = read(objects, parts)[..., 1:]
         counts.append((parts.presence[..., None] * fraction).sum(1))
     return torch.cat(counts).numpy()
 

@@ -6,51 +6,41 @@ explains a stroke. Its remedy is left open. With types (see `models.part_whole`)
 template are exchangeable, and it does not matter which part explains a stroke.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from functools import partial
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import group_by_quantity, means_of, single
-from capsule_zoo.experiments.part_whole.augment import BATCH_SIZE, plot_parts, rotate_split
-from capsule_zoo.experiments.part_whole.transformations import AT_ONCE
+from capsule_zoo.experiments.part_whole.augment import (
+    BATCH_SIZE,
+    RotatedTraining,
+    measure_rotations,
+    plot_parts,
+)
+from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts
 from capsule_zoo.experiments.stacked_capsule_autoencoder.clusters import measure
-from capsule_zoo.inference import Inputs, infer
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.probes import linear_probe
-from capsule_zoo.models import Capsules
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.part_whole.figures import learned_templates
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the experiment.
+class Settings(RotatedTraining):
+    """Settings of the experiment on types; see `RotatedTraining`.
 
     Args:
-        degrees: largest rotations of training images, one for each model.
-        seeds: number of seeds for each model.
-        steps: updates of each model in a full run.
         types: number of types that a part chooses from.
         instances: numbers of parts that share a template, one for each model.
-        probed: number of training images that probes and clusters are fitted on.
         tested: number of test images.
-        sizes: further arguments of the entry that replace the zoo's defaults.
     """
 
     degrees: tuple[int, ...] = (0, 180)
-    seeds: int = 3
-    steps: int = 3000
     types: int = 16
     instances: tuple[int, ...] = (4,)
-    probed: int = 10_000
     tested: int = 10_000
-    sizes: Mapping[str, Any] | None = None
 
 
 @experiment("part-whole/types", data="mnist", minutes=75)
@@ -75,21 +65,6 @@ def train_with_types(options: Options, settings: Settings) -> Result:
     return Result({**group_by_quantity(means_of(outcomes))}, figures, None, widest)
 
 
-@torch.no_grad()
-def count_choices(entry: Entry, images: Tensor) -> np.ndarray:
-    """Return the expected number of parts of each object and type, (N, objects * types)."""
-    model, counts = entry.model.discretize(), []
-    for batch in images.split(AT_ONCE):
-        drawn = infer(entry.guide, batch)
-        objects, parts = (
-            Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
-            for level in model.levels
-        )
-        probability = model.choices(objects, parts)[..., 1:]
-        counts.append((parts.presence[..., None] * probability).sum(1))
-    return torch.cat(counts).numpy()
-
-
 def learn(job: Job[tuple[int, int]], *, steps: int, settings: Settings) -> Numbers:
     """Train a model on images rotated by up to the job's degrees, and measure it."""
     (instances, degrees), options = job.variant, job.options
@@ -99,17 +74,16 @@ def learn(job: Job[tuple[int, int]], *, steps: int, settings: Settings) -> Numbe
     inputs = Inputs(transforms.Rotate(degrees))
     train(entry, data, options, inputs=inputs, steps=steps, batch_size=BATCH_SIZE)
     subset = replace(data, train=data.train[: settings.probed], test=data.test[: settings.tested])
-    numbers = probe_all(entry, subset)
-    if degrees:
-        train_split, test = (rotate_split(s, degrees) for s in (subset.train, subset.test))
-        rows = probe_all(entry, replace(subset, train=train_split, test=test))
-        numbers |= {f"rotated_{quantity}": number for quantity, number in rows.items()}
+    numbers = measure_rotations(partial(probe_all, entry), subset, degrees)
     return {**numbers, "steps": single(steps)}
 
 
 def probe_all(entry: Entry, data: Dataset) -> Numbers:
     """Measure linear probes, clusters and reconstructions, and a probe on objects and types."""
-    fitted, tested = (count_choices(entry, split.images) for split in (data.train, data.test))
+    fitted, tested = (
+        count_choosing_parts(entry.guide, split.images, with_types=True)
+        for split in (data.train, data.test)
+    )
     rows = fitted, data.train.labels, tested, data.test.labels
     return {
         **measure(entry, data, len(data.train), len(data.test)),

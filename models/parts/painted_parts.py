@@ -219,10 +219,15 @@ class PaintedParts(PartsModel):
         """The standard deviation of a pixel given its mean."""
         return self.painting.sigma_image
 
+    @property
+    def _part_groups(self) -> Level:
+        """The level of the parts, grouped by the template that they share."""
+        return self.levels[-1]._replace(exchangeable=self.painting.instances)
+
     def _make_templates(self) -> None:
         """Create the parameters of the templates and of the background."""
         size, channels = self.painting.template_size, self.image_shape[0]
-        number = -(-self.levels[-1].size // self.painting.instances)
+        number = self._part_groups.groups
         self.template_logits = nn.Parameter(templates.faint((number, channels + 1, size, size)))
         if self.painting.background == "learned":
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
@@ -279,12 +284,7 @@ class PaintedParts(PartsModel):
         return self._paint().split([self.image_shape[0], 1], dim=-3)
 
     def _paint(self) -> Tensor:
-        paint = (
-            per_image(self.template_logits, 4)
-            .sigmoid()
-            .repeat_interleave(self.painting.instances, -4)
-        )
-        return paint[..., : self.levels[-1].size, :, :, :]
+        return self._part_groups.spread(per_image(self.template_logits, 4).sigmoid(), -4)
 
     def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
         """Render every part alone, parts first: color (parts, C, B, H, W), alpha (parts, 1, ...).
