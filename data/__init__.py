@@ -4,6 +4,7 @@ from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
 from capsule_zoo.data.datasets import dataset_names, load_dataset, register_dataset
 from capsule_zoo.data.files import MissingData
+from capsule_zoo.data.letters import LetterViews
 from capsule_zoo.data.missing import half_mask, hide
 from capsule_zoo.data.own_pictures import read_whole_pictures
 from capsule_zoo.data.points import Scenes, draw_scenes, read_scenes
@@ -17,6 +18,7 @@ __all__ = [
     "Batches",
     "Binarize",
     "Dataset",
+    "LetterViews",
     "MissingData",
     "Requests",
     "Rotations",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.files import expand_home
-from capsule_zoo.data.letters import font_letters
+from capsule_zoo.data.letters import LetterViews, font_letters
 from capsule_zoo.data.own_pictures import all_pictures, array_file, folder, holds_pictures
 from capsule_zoo.data.pictures import is_array_file, is_picture_file
 from capsule_zoo.data.points import constellations, constellations_of
@@ -33,7 +33,7 @@ from capsule_zoo.data.splits import Dataset, Split, integer_of
 from capsule_zoo.data.tiles import tiles_of
 from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp_images
-from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
+from capsule_zoo.data.viewpoints import SmallNORB
 
 Reader = Callable[[Path | None, Size | None], Source]
 
@@ -209,12 +209,12 @@ def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
     return mnist.with_images(mnist.train[0], test).resize(size)
 
 
-def _source_of_views(data: SmallNORB | Toys3D, size: Size | None) -> Source:
+def _source_of_views(data: SmallNORB | Toys3D | LetterViews, size: Size | None) -> Source:
     train, test = (views.split(size) for views in (data.train, data.test))
     return Source(
         (train.images, train.labels),
         (test.images, test.labels),
-        CATEGORIES,
+        data.train.classes,
         validation=len(train) // 10,
     )
 
@@ -243,6 +243,7 @@ def _move_in_chunks(
 _READERS: dict[str, Reader] = {
     "digits": lambda root, size: digits(size),
     "font-letters": lambda root, size: font_letters(size),
+    "letter-views": lambda root, size: _source_of_views(LetterViews(), size),
     "binarized-mnist": binarized_mnist,
     "mnist": lambda root, size: torchvision_images("MNIST", root, size),
     "fashion-mnist": lambda root, size: torchvision_images("FashionMNIST", root, size),

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from capsule_zoo.data.files import user_cache, written_whole
 from capsule_zoo.data.progress import track
 from capsule_zoo.data.seeds import seeded_generator
-from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, Views
+from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, views_of_grid
 
 INSTANCES = 10
 _VERSION = 1  # version of the pictures, a part of the name of the cached file
@@ -326,8 +326,8 @@ class Toys3D:
             file
         )  # (categories, instances, elevations, azimuths, lights, H, W)
         half = instances // 2
-        self.train = self._views(images[:, :half], 0, "train")
-        self.test = self._views(images[:, half:], half, "test")
+        self.train = views_of_grid(images[:, :half], "toys3d/train")
+        self.test = views_of_grid(images[:, half:], "toys3d/test", half)
 
     def _load_or_render(self, file: Path) -> Tensor:
         if not file.exists():
@@ -350,11 +350,3 @@ class Toys3D:
             ]
             toys.append((torch.stack(views) * 255).round().to(torch.uint8))
         return torch.stack(toys).unflatten(0, (len(CATEGORIES), instances))
-
-    def _views(self, images: Tensor, first: int, part: str) -> Views:
-        sizes = [torch.arange(n) for n in images.shape[:5]]
-        labels, instance, elevation, azimuth, lighting = (
-            grid.flatten() for grid in torch.meshgrid(*sizes, indexing="ij")
-        )
-        flat = images.reshape(-1, 1, self.size, self.size)
-        return Views(flat, labels, instance + first, elevation, azimuth, lighting, f"toys3d/{part}")

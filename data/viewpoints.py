@@ -40,6 +40,7 @@ class Views:
         instance, elevation, azimuth, lighting: int64, (N,); azimuths are steps of 20 degrees,
             elevations steps of 5 degrees from 30 on.
         name: the origin of the images.
+        classes: names of the categories.
     """
 
     images: Tensor
@@ -49,6 +50,7 @@ class Views:
     azimuth: Tensor
     lighting: Tensor
     name: str = "views"
+    classes: tuple[str, ...] = CATEGORIES
 
     def __len__(self) -> int:
         return len(self.images)
@@ -67,8 +69,9 @@ class Views:
             mask &= torch.isin(getattr(self, factor), torch.tensor(list(values)))
         if not mask.any():
             raise ValueError(f"no view of {self.name!r} has {factors}")
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
-        return replace(self, **{name: tensor[mask] for name, tensor in tensors.items()})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: v[mask] for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **tensors)
 
     def split(self, size: int | Size | None = None) -> Split:
         """Return the views as a split: float32 in [0, 1], resized to `size` pixels if given.
@@ -78,6 +81,25 @@ class Views:
         pair = (size, size) if isinstance(size, int) else size
         chunks = [resize_images(chunk.float() / 255, pair) for chunk in self.images.split(1000)]
         return Split(torch.cat(chunks), self.labels, self.name)
+
+
+def views_of_grid(
+    images: Tensor, name: str, first: int = 0, classes: tuple[str, ...] = CATEGORIES
+) -> Views:
+    """Return a full grid of images as views.
+
+    Args:
+        images: bytes, (categories, instances, elevations, azimuths, lightings, H, W).
+        name: the origin of the images.
+        first: number of the first instance.
+        classes: names of the categories.
+    """
+    sizes = [torch.arange(n) for n in images.shape[:5]]
+    labels, instance, elevation, azimuth, lighting = (
+        grid.flatten() for grid in torch.meshgrid(*sizes, indexing="ij")
+    )
+    flat = images.reshape(-1, 1, *images.shape[5:])
+    return Views(flat, labels, instance + first, elevation, azimuth, lighting, name, classes)
 
 
 class SmallNORB:
