@@ -155,6 +155,7 @@ MINIATURES = {
         dict(EQUAL, epsilons=(0.1,), sizes=MATRIX), 1e-9, 17, (24, 12)
     ),
     "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),
+    "matrix-capsules/viewpoints-of-letters": Miniature(VIEWS, 0.003),
     "recurrent-capsules/mnist": Miniature(dict(particles=5)),
     "constellations/ellipses": Miniature(
         dict(sigmas=(0.1,), seeds=2, kinds=3, parts=5, updates=2, batch_size=4, tested=6)

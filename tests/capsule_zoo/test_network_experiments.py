@@ -70,7 +70,8 @@ def test_networks_are_matched_where_the_worse_one_is_best():
 
 def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
     arguments, both = {}, (few_views(), few_views())
-    assert novel_values(both[0], "azimuth") == novel_values(both[0], "elevation") == [3]
+    for factor, familiar in viewpoints.FAMILIAR["toys3d"].items():
+        assert novel_values(both[0], factor, familiar) == [3]
     monkeypatch.setattr(viewpoints, "load_views", lambda _: both)
     monkeypatch.setattr(
         viewpoints, "train", lambda e, split, *_, **settings: arguments.update(settings, of=split)

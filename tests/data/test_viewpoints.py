@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import avg_pool2d
 
-from capsule_zoo.data import MissingData
+from capsule_zoo.data import MissingData, letters, load_dataset
+from capsule_zoo.data.letters import DISTANCE, LetterViews, plane_coordinates
 from capsule_zoo.data.toys3d import Solid, Toys3D, cast, make_toy, render
 from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
 
@@ -162,3 +164,53 @@ def test_toys3d_is_a_full_grid_of_factors_cached_and_split_by_instance(tmp_path)
         expected = render(make_toy("car", instance), angle, steep, size=12)[0, 5]
         torch.testing.assert_close(one.split().images[0, 0], expected, atol=3e-3, rtol=0)
         assert views.images.float().std((1, 2, 3)).min() > 10  # something is to be seen in each
+
+
+@pytest.fixture(scope="module")
+def letter_views():
+    return LetterViews(16)
+
+
+@pytest.mark.parametrize("degrees", [-60.0, 0.0, 35.0])
+def test_a_view_of_a_plane_in_perspective_follows_the_formula(degrees):
+    """By similar triangles, of a camera that moves around the vertical or the horizontal axis."""
+    angle, zero = torch.tensor([math.radians(degrees)]), torch.zeros(1)
+    axis = (torch.arange(10) + 0.5) / 5 - 1
+    y, x = torch.meshgrid(-axis, axis, indexing="ij")  # y is up
+    for azimuth, elevation, along, across in ((angle, zero, x, y), (zero, angle, y, x)):
+        first = along / (angle.cos() + along * angle.sin() / DISTANCE)
+        second = across * (1 - first * angle.sin() / DISTANCE)
+        horizontal, vertical = (first, second) if along is x else (second, first)
+        (points,) = plane_coordinates(azimuth, elevation, 10)
+        torch.testing.assert_close(points, torch.stack([horizontal, -vertical], -1))
+
+
+def test_letters_from_the_front_are_as_drawn_and_their_labels_right(letter_views):
+    fonts = (*letters.TRAINING_FONTS, *letters.TEST_FONTS)
+    for views, font in ((letter_views.train, 7), (letter_views.test, 19)):
+        front = views.select(instance=[font], azimuth=[4], elevation=[4])
+        assert front.classes == tuple("ABEHKLORST") and front.labels.tolist() == list(range(10))
+        drawn = [letters._draw_upright(c, fonts[font], (64, 64)) for c in front.classes]
+        pixels = torch.tensor(np.stack(drawn))[:, None].float()
+        torch.testing.assert_close(front.images.float(), avg_pool2d(pixels, 4), atol=0.51, rtol=0)
+
+
+def test_letters_have_81_views_and_test_fonts_are_others(letter_views):
+    train, test = letter_views.train, letter_views.test
+    assert (len(train), len(test)) == (10 * 18 * 81, 10 * 4 * 81)
+    assert not set(train.instance.tolist()) & set(test.instance.tolist())
+    for views in (train, test):
+        low = views.select(azimuth=[0], elevation=[8])  # from the left, above
+        wide = views.select(azimuth=[4], elevation=[4])
+        assert low.images.float().mean() < 0.5 * wide.images.float().mean()
+        assert views.images.flatten(1).amax(1).min() > 60  # something is to be seen in each
+    left, right = (test.select(labels=[3], azimuth=[k], elevation=[4]) for k in (1, 7))
+    torch.testing.assert_close(  # an upright H is its own mirror image, an oblique one is not
+        left.images[0].float(), right.images[0].flip(-1).float(), atol=30, rtol=0
+    )
+
+
+def test_views_of_letters_are_a_data_set_of_ten_classes():
+    data = load_dataset("letter-views")
+    assert data.class_names == tuple("ABEHKLORST") and data.image_shape == (1, 32, 32)
+    assert (len(data.train), len(data.validation), len(data.test)) == (13_122, 1458, 3240)
