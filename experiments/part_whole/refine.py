@@ -1,4 +1,4 @@
-"""Test-time inference: scheduled steps compared with plain Adam."""
+"""Test-time inference: scheduled steps compared with plain Adam, and probes after more steps."""
 
 import math
 import time
@@ -10,8 +10,10 @@ from torch import Tensor
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment, load_or_train
 from capsule_zoo.experiments.common.findings import group_by_quantity, single
+from capsule_zoo.experiments.part_whole.transformations import refine_objects
 from capsule_zoo.figures.curves import curves_on_log_scale
 from capsule_zoo.inference import fit_guide
+from capsule_zoo.inference.probes import linear_probe
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry
 
@@ -68,6 +70,41 @@ def race_refinements(
     climbs = {name: (range(1, len(path) + 1), path) for name, path in paths.items()}
     figure = curves_on_log_scale(climbs, "steps + 1", "objective (nats per image)", marker="")
     return Result({"digits": Table(table, names)}, {"": figure}, None, entry)
+
+
+@experiment("part-whole/free-form", data="mnist", minutes=60, of_runs=True)
+def probe_refined(
+    options: Options,
+    *,
+    steps: tuple[int, ...] = (100, 300, 1000),
+    fitted: int = 1000,
+    tested: int = 500,
+) -> Result:
+    """Probe objects that are inferred for every digit apart, in more and more steps (an hour).
+
+    Presences and poses of objects and parts start where the guide infers them, and are optimized
+    for each image. `probe_presence_...` is the accuracy of a linear probe on the objects'
+    presences, `probe_presence_pose_...` also on their poses. A probe is fitted on training images
+    that are refined in as many steps as its test images.
+
+    Args:
+        steps: numbers of steps, each from the start.
+        fitted: number of training images.
+        tested: number of test images.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    entry = load_or_train("part-whole", data, options)
+    objects, splits = len(entry.model.presence_logits), (data.train[:fitted], data.test[:tested])
+    numbers: dict[str, Numbers] = {"probe_presence": {}, "probe_presence_pose": {}}
+    for count in (0, *steps):
+        options.say(f"Refining {fitted + tested:,} images in {count} steps")
+        rows = [refine_objects(entry.guide, s.images, count, options.seed) for s in splits]
+        labels = [split.labels for split in splits]
+        for quantity, width in (("probe_presence", objects), ("probe_presence_pose", None)):
+            fitted_rows, tested_rows = (row[:, :width] for row in rows)
+            accuracy = linear_probe(fitted_rows, labels[0], tested_rows, labels[1])
+            numbers[quantity][str(count)] = accuracy
+    return Result({"steps": Table(numbers)}, entry=entry)
 
 
 class Race(NamedTuple):

@@ -235,6 +235,8 @@ MINIATURES = {
         None,
         (60, 12),
     ),
+    "part-whole/points-first": Miniature(dict(seeds=1, images=8, particles=3), 0.05, 14, (60, 12)),
+    "part-whole/free-form": Miniature(dict(steps=(2, 3), fitted=30, tested=8), 0.002, 14, (60, 12)),
     "part-whole/types": Miniature(
         dict(
             **dict(
