@@ -325,10 +325,12 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
 
 class OverlappingCapsules(PairsOfImages, RecurrentCapsules):
-    """The recurrent capsule network for two overlapping images.
+    """The recurrent capsule network for two overlapping images, which it fails to separate.
 
     The model draws each image, as `RecurrentCapsules` do. The margin loss asks for the classes of
-    the image and of the one before it in the batch, whose overlay the capsules see.
+    the image and of the one before it in the batch, whose overlay the capsules see. After three
+    minutes of training every capsule draws the same blur (record recurrent-capsules/overlap).
+    `OverlappingCapsuleNetwork` separates images.
     """
 
 

@@ -33,7 +33,7 @@ register(
         "overlapping": dict(
             model=partial(OverlappingCapsules, routing=ROUTING),
             guides={"recurrent": OverlappingEncoder},
-            summary="Recurrent capsules that separate two images, each overlaid with another.",
+            summary="Recurrent capsules of overlaid images; they fail to separate the images.",
         ),
         "paper": dict(model=partial(RecurrentCapsules, routing=ROUTING, **PAPER)),
     },
