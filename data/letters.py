@@ -134,8 +134,8 @@ def _draw_views(fonts: tuple[str, ...], size: int) -> Tensor:
         drawn = np.stack([np.asarray(_draw_upright(letter, font, (fine, fine))) for font in fonts])
         plane = F.avg_pool2d(torch.from_numpy(drawn).float(), FINER // 2)
         plane = plane.expand(len(points), -1, -1, -1)
-        seen = F.avg_pool2d(F.grid_sample(plane, points, align_corners=False), 2)
-        views.append(seen.round().to(torch.uint8).movedim(1, 0))
+        pictures = F.avg_pool2d(F.grid_sample(plane, points, align_corners=False), 2)
+        views.append(pictures.round().to(torch.uint8).movedim(1, 0))
     return torch.stack(views).reshape(len(LETTERS), len(fonts), *elevation.shape, 1, size, size)
 
 
