@@ -4,19 +4,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test check selfcheck docs house clean
+.PHONY: help demo test test-all check selfcheck docs house clean
 
 help:  ## say what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
 demo: $(VENV)/.installed  ## set up, then train on real digits and compare guides (minutes)
 	@echo "== reproducing shape-codes/digits: trains, evaluates, writes figures"
 	$(BIN)/capsule-zoo reproduce shape-codes/digits --out runs/demo
 	@echo "== the figures are in runs/demo/shape-codes; results/ is as it was"
 
-test: $(VENV)/.installed-test  ## set up, then run the test suite
+test: $(VENV)/.installed-test  ## set up, then run the quick tests (some five minutes)
 	@echo "== running the tests"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-all: $(VENV)/.installed-test  ## set up, then run the quick and the long tests
+	@echo "== running the tests, long ones too"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 check: $(VENV)/.installed-dev  ## lint, formatting, types, and a wheel that holds every module
 	@echo "== ruff: lint"
@@ -26,7 +30,7 @@ check: $(VENV)/.installed-dev  ## lint, formatting, types, and a wheel that hold
 	@echo "== mypy: types"
 	$(BIN)/mypy -p capsule_zoo
 	@echo "== the wheel: every module in it, every module imports"
-	$(BIN)/python -m pytest -q tests/test_packaging.py
+	$(BIN)/python -m pytest -q -m "not slow" tests/test_packaging.py
 
 selfcheck: $(VENV)/.installed-test  ## posteriors, samplers and gradients against exact values, and faults on purpose (minutes)
 	@echo "== the self-check"

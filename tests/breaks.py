@@ -452,7 +452,18 @@ def replaced(broken: Break) -> str:
 
 def fails(copy: Path, tests: str) -> str | None:
     """Run a file of tests in a copy until one fails, and return its name in Markdown, or None."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        tests,
+    ]
     done = subprocess.run(
         command, cwd=copy, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
     )

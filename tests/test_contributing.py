@@ -63,16 +63,19 @@ def run(house: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_example_passes_the_tests_of_every_model(house):
     expression = f"({' or '.join(['blob', *OF_ALL])}) and not diagram"  # these need graphviz
     tests = [house / "tests/test_contract.py", *(house / "tests").glob("[cd]*/test_*.py")]
     of_every_model = [str(file) for file in tests if "list_models()" in file.read_text()]
-    arguments = ["-v", "-p", "no:cacheprovider", *of_every_model, "-k", expression]
+    marks = ["-m", "not slow"]
+    arguments = ["-v", "-p", "no:cacheprovider", *marks, *of_every_model, "-k", expression]
     printed = run(house, "-m", "pytest", *arguments)
     verdicts = re.findall(r"::.+ ([A-Z]+) +\[ *\d+%\]$", printed, re.MULTILINE)
     assert len(verdicts) > 20 + len(OF_ALL) and set(verdicts) == {"PASSED"}
 
 
+@pytest.mark.long
 def test_the_example_is_listed_trained_evaluated_and_shown(house):
     printed = run(house, "-c", EVERYWHERE)
     assert re.search(r"^blob +A spot of light", printed, re.MULTILINE)

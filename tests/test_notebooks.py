@@ -36,6 +36,7 @@ def shell():
     sys.modules["__main__"] = main
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # as in a kernel
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, shell, monkeypatch, few_climbs, tmp_path):

@@ -87,6 +87,7 @@ def wheel(tmp_path_factory) -> Path:
     return next(out.glob("*.whl"))
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_module_and_data_file(wheel):
     folders = package_folders()
     held = set(zipfile.ZipFile(wheel).namelist())
@@ -106,6 +107,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
     assert not strays, f"the wheel would install these beside capsule_zoo: {strays}"
 
 
+@pytest.mark.long
 def test_everything_imports_from_the_wheel(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = f"""

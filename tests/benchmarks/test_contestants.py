@@ -62,6 +62,7 @@ def test_every_benchmark_with_contestants_is_here():
     assert made == CONTESTANTS.keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CONTESTANTS)
 def test_all_agree_and_all_contestants_run(small, name):
     benchmark = small(name)

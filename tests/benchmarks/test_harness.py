@@ -36,6 +36,7 @@ def test_the_median_forgets_one_slow_round(harness):
     assert harness.median(quick) == (1.0, 0.0, 5)
 
 
+@pytest.mark.long
 def test_peak_memory_is_that_of_the_contestant(harness):
     heavy = harness.peak_memory(light_and_heavy, "heavy")
     assert 100 < heavy < 300

@@ -59,6 +59,7 @@ def test_the_data_of_every_entry_need_no_file(tmp_path, monkeypatch):
         assert len(load_tests(data).test) >= 400
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list_models())
 def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
     sizes, run = words_of(name), Path("run")
@@ -138,6 +139,7 @@ def check_pictures(entry, terminal: Terminal) -> None:
 TOGETHER = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", [[], TOGETHER], ids=["alone", "torchrun"])
 def test_an_entry_trains_from_a_shell(tmp_path, launcher):
     """The command runs as a user types it, in one process or two, and reports once."""

@@ -305,6 +305,7 @@ def without_numbers(names: set[str]) -> set[str]:
     return {re.sub(r"(?<=_)\d+(_\d+)*(?=_|$)", "N", name) for name in names}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # of what trains for moments
 @pytest.mark.parametrize("name", MINIATURES)
 def test_an_experiment_leaves_what_its_record_has(name, monkeypatch, unpainted, tmp_path):

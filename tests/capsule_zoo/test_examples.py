@@ -55,6 +55,7 @@ def test_eight_schools_have_the_evidence_of_quadrature():
     assert EXACT["eight_schools"](module, module.program, rows) == pytest.approx(-31.3113, abs=1e-4)
 
 
+@pytest.mark.long
 def test_the_record_has_errors_gaps_and_seconds(tmp_path):
     settings = dict(programs=("probabilistic_pca", "robust_regression"), guides=("encoder",))
     settings |= dict(rows=2, training=20, fitting=5, temperatures=8, particles=100)

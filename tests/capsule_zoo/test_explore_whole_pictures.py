@@ -33,6 +33,7 @@ def middle_of(view, handle):
     return tuple(view.outline(handle).mean(0).tolist())
 
 
+@pytest.mark.long
 def test_a_click_adds_an_object_and_a_click_on_it_takes_it_away(view):
     before, count = view.mean_image(), int(view.state["presence"].sum())
     handle = view.grab((-0.5, 0.4), part=True)
@@ -79,6 +80,7 @@ def test_a_drag_moves_an_object_by_pixels_in_the_second_mode(view):
     assert view.grab(middle_of(view, handle), part=True) == handle
 
 
+@pytest.mark.long
 def test_refining_never_lowers_the_weight(view):
     view.grab((-0.5, 0.4), part=True)
     before = view._log_weight(view.state)
@@ -90,6 +92,7 @@ def test_refining_never_lowers_the_weight(view):
     assert not view.state["presence"].any()
 
 
+@pytest.mark.long
 def test_the_explorer_shows_pictures_of_several_sizes(view, picture):
     others = [picture, disks(3, 70, 100)[0]]
     explorer = Explorer(view, others)

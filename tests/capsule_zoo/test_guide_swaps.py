@@ -82,6 +82,7 @@ def test_scenes_are_annealed_given_their_number_of_objects(mnist_root):
     assert "scene_presence" not in {site.name for site in entry.model.sites}
 
 
+@pytest.mark.long
 def test_points_are_widened_before_they_are_annealed(small):
     sizes = {**small_settings("part-whole"), "image_shape": (1, 12, 12)}
     entry = create("part-whole", **sizes)
@@ -92,6 +93,7 @@ def test_points_are_widened_before_they_are_annealed(small):
     assert metrics["lost_elbo"] >= metrics["lost_iwae"]
 
 
+@pytest.mark.long
 def test_chains_may_start_at_every_guide_with_a_density(small):
     """The best is chosen by `annealed_log_likelihood`; corrected points remain points."""
     vae, parts = (

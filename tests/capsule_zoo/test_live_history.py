@@ -35,6 +35,7 @@ def losses(folder, steps, *more):
     return pd.read_csv(folder / "history.csv")
 
 
+@pytest.mark.long
 def test_history_grows_with_the_run_and_a_resumed_run_goes_on_with_it(tmp_path, history_recorder):
     histories, look = history_recorder
     whole = losses(tmp_path / "whole", 5)
@@ -54,6 +55,7 @@ def test_history_grows_with_the_run_and_a_resumed_run_goes_on_with_it(tmp_path, 
     pd.testing.assert_frame_equal(resumed.drop(columns="seconds"), whole.drop(columns="seconds"))
 
 
+@pytest.mark.long
 def test_history_of_a_run_in_stages_counts_all_steps(tmp_path, history_recorder):
     histories, _ = history_recorder
     name = "stacked-capsule-autoencoder"
@@ -66,6 +68,7 @@ def test_history_of_a_run_in_stages_counts_all_steps(tmp_path, history_recorder)
         assert list(history["loss"]) == list(final["loss"][: len(history)])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_events_for_tensorboard_hold_the_history(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -18,6 +18,7 @@ from capsule_zoo.registry import load, register_guide, save_entry, small_setting
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_the_command_line_imports_modules_of_the_current_folder(tmp_path):
     """The module is the one that the page on adding a model shows; a command is a process."""
     page = (ROOT / "docs" / "adding_a_model.md").read_text()

@@ -32,6 +32,7 @@ def start_small(seed: int, wide: bool, **settings) -> tuple[list[float], float]:
     return run.history["loss"].tolist(), blank.item()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_it_paints_within_45_steps(seed):
     """Wide networks move the poses most in a step; without warm-up they started at no seed."""

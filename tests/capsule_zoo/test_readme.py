@@ -70,6 +70,7 @@ def test_its_python_runs(capsys):
     assert "elbo" in printed and "widened" in printed
 
 
+@pytest.mark.long
 def test_its_examination_of_a_program_runs(capsys):
     _, code = readme_python()
     short = "steps=5, fitting=5, particles=100, chains=4, temperatures=5, simulated=2, observed="

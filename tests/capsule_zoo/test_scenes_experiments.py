@@ -277,6 +277,7 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
             assert (max(picture.getpixel((0, 0))) > 50) == (number == 5)
 
 
+@pytest.mark.long
 def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pixels = np.full((90, 120), 50, np.uint8)
@@ -321,6 +322,7 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
     assert ended.value.code and "was not trained on whole pictures" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["coins", "digits"])
 def test_whole_pictures_are_counted_and_scored(name):
     experiment = find_experiment("scenes/whole-pictures")

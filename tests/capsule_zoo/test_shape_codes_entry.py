@@ -178,6 +178,7 @@ def test_worst_and_mean_of_the_seeds():
     assert metrics["worst"]["frechet"] == (26.0, None, 2)  # lower is better
 
 
+@pytest.mark.long
 def test_letters_are_clear_and_a_blur_of_all_is_not(monkeypatch):
     monkeypatch.setattr(letters, "EPOCHS", 20)
     data = load_dataset("font-letters")

@@ -34,6 +34,7 @@ def test_explained_shares_have_no_noise(entry):
     assert (experiments.explained_fractions(noisier, images) == first).all()
 
 
+@pytest.mark.long
 def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(entry):
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(30, 1, 12, 12, generator=generator)

@@ -39,6 +39,7 @@ def where(job):
     return number, os.getpid() != parent, torch.get_num_threads()
 
 
+@pytest.mark.long
 def test_jobs_keep_their_order_on_one_thread_of_other_processes():
     results = side_by_side(where, [(number, os.getpid()) for number in (7, 8)])
     assert results == [(7, True, 1), (8, True, 1)]
@@ -66,6 +67,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_runs_end_with_a_study_that_is_killed(tmp_path):
     """Otherwise they would write the files of the study that goes on."""
     script, notes = tmp_path / "endless.py", tmp_path / "notes"

@@ -89,6 +89,7 @@ def elbo(model, guide, images, particles=400):
     return summarize(evaluate(model, guide, images, num_particles=particles))["elbo"]
 
 
+@pytest.mark.long
 def test_what_free_form_loses_by_independence_a_corrected_guide_keeps():
     """Independent normals lose -log(1 - correlation^2) / 2 = .96 nats of this posterior."""
     torch.manual_seed(0)

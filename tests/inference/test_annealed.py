@@ -366,6 +366,7 @@ def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
     assert gaps[0] > 20 and abs(gaps[1]) < 4
 
 
+@pytest.mark.long
 def test_chains_cross_between_the_guide_and_the_prior():
     """The guide is the posterior, a hundredth as wide as the prior, so both bounds are log p."""
     torch.manual_seed(0)

@@ -72,6 +72,7 @@ def test_discrete_sites_leave_out_the_guides_that_cannot_serve_them():
     assert "auto_laplace is left out: auto_laplace serves continuous sites" in examination.verdict
 
 
+@pytest.mark.long
 def test_an_encoder_of_linear_components_is_the_posterior():
     """Its loss on new rows is below a tenth of a nat, and its ranks are uniform."""
     rows = double(23, 60, 2) @ LOADINGS + NOISE * double(24, 60, 5)
@@ -88,6 +89,7 @@ def offset(x):
         pyro.sample("x", dist.Normal(x.new_zeros(6), scale[:, None]).to_event(1), obs=x)
 
 
+@pytest.mark.long
 def test_an_encoder_of_scales_is_calibrated():
     x = double(27, 60, 6)
     guide = auto_encoder(offset, x, steps=800)
@@ -110,6 +112,7 @@ def test_missing_values_of_new_rows_may_be_elsewhere():
     assert np.isfinite(idata.sample_stats.log_weight).all()
 
 
+@pytest.mark.long
 def test_normal_guides_of_pyro_have_the_moments_of_a_normal_posterior():
     model, rows = as_model(components, X[:2])
     encoder = trained_encoder(model, rows, steps=60, seed=0)
@@ -210,6 +213,7 @@ def interrupt_training_of(kind: type, monkeypatch, before: int = 0) -> None:
     monkeypatch.setattr(Trainer, "_step", step_and_interrupt)
 
 
+@pytest.mark.long
 def test_an_interrupt_keeps_the_finished_rows(monkeypatch):
     interrupt_training_of(AutoLaplaceApproximation, monkeypatch)
     names = ["encoder", "gauss_newton", "auto_laplace", "auto_normal"]
@@ -221,6 +225,7 @@ def test_an_interrupt_keeps_the_finished_rows(monkeypatch):
     assert "auto_normal is left out: the call was interrupted" in examination.verdict
 
 
+@pytest.mark.long
 def test_an_interrupt_before_the_first_row_keeps_what_was_fitted(monkeypatch):
     pyro.get_param_store().clear()
 
@@ -271,6 +276,7 @@ def test_an_interrupt_leaves_no_guide_half_trained(name, monkeypatch):
         call(points)
 
 
+@pytest.mark.long
 def test_one_line_says_how_far_the_whole_call_is(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)

@@ -54,6 +54,7 @@ def test_images_of_another_precision_are_fitted(name):
     assert torch.isfinite(encode(model, guide, images)["code"]).all()
 
 
+@pytest.mark.long
 def test_correlations_cost_independent_sites_their_known_nats_and_a_low_rank_none():
     """The best independent normal has the diagonal of the precision P of the posterior."""
     torch.manual_seed(0)

@@ -36,6 +36,7 @@ def outcome() -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
 def test_freed_memory_is_kept():
     done, given_back, *faults = outcome()

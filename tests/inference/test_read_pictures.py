@@ -20,6 +20,7 @@ def untrained(picture, **options):
     return entry.model.eval(), entry.guide.eval()
 
 
+@pytest.mark.long
 def test_pictures_of_several_sizes_are_read():
     pictures = [disks(6)[0], disks(3, 70, 100)[0]]
     model, guide = untrained(pictures[0])

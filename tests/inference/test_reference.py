@@ -273,6 +273,7 @@ def test_files_are_made_again_to_the_same_numbers(tmp_path, monkeypatch):
     assert again.log_evidence == pytest.approx(stored.log_evidence, abs=1e-9)
 
 
+@pytest.mark.long
 def test_chains_that_have_not_mixed_write_nothing(tmp_path):
     with pytest.raises(ValueError, match="chains did not pass: R-hat"):
         write_reference("generative-capsnet", tmp_path, chains=4, transitions=10)

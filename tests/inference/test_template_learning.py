@@ -116,6 +116,7 @@ def test_a_regular_template_stays_regular():
     assert template.symmetry_order == distribution.templates[0].symmetry_order == 4
 
 
+@pytest.mark.long
 def test_templates_are_learned_from_scenes_without_labels():
     scenes, held_out = scenes_of(120, 0.1, seed=7), scenes_of(100, 0.1, seed=8)
     model = blank(sigma=0.5)

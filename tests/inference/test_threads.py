@@ -55,6 +55,7 @@ def _flat(result) -> Tensor:
     return torch.cat([torch.as_tensor(value).detach().double().flatten() for value in values])
 
 
+@pytest.mark.long
 def test_four_threads_get_what_one_thread_gets(work):
     alone = {name: _flat(call()) for name, call in work.items()}
     names = [name for _ in range(4) for name in work]

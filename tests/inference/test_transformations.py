@@ -101,6 +101,7 @@ def test_the_guide_reads_images_moved_back():
     torch.testing.assert_close(inputs[0][middle], plain[middle])
 
 
+@pytest.mark.long
 def test_climbs_reach_requests_between_those_of_the_grid(images):
     model = Blob()
     guide = untrained(model)
@@ -112,6 +113,7 @@ def test_climbs_reach_requests_between_those_of_the_grid(images):
     assert all(parameter.requires_grad for parameter in guide.parameters())
 
 
+@pytest.mark.long
 def test_a_second_start_leaves_a_local_mode():
     """The best request on the grid climbs to a faint second blob, the other one to the image's."""
     model = Blob(strength=0.0)

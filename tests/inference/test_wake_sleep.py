@@ -172,6 +172,7 @@ def test_reweighted_value_is_bounded_by_the_evidence_and_rises_with_particles():
     assert means[-1] < evidence + errors[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", [WakeSleep(), WakeSleep(False), ReweightedWakeSleep(4)])
 def test_training_raises_the_bound(objective):
     model, guide, images = of_two_images()

@@ -32,6 +32,7 @@ def train_two(folder, *steps):
     return load_checkpoint(folder / "run.safetensors")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed package")
 def test_two_processes_take_the_steps_of_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"

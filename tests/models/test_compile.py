@@ -90,6 +90,7 @@ def test_compiled_whole_they_give_the_same_values_and_gradients(name):
         agree(core, torch.compile(core, backend="aot_eager", fullgraph=True), inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_compiled_in_pieces_routings_give_the_same_values_and_gradients(name):
     core = routed(ROUTINGS[name])

@@ -51,6 +51,7 @@ def exported(module: nn.Module, images: torch.Tensor) -> nn.Module:
         return torch.export.export(module.eval(), (images,)).module()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["capsule-network-mnist", "matrix-capsules-mnist"])
 def test_a_classifier_is_exported(name):
     entry = load(name)
@@ -78,6 +79,7 @@ def test_a_classifier_is_written_as_onnx_and_runs_without_torch(name, tmp_path):
     torch.testing.assert_close(torch.from_numpy(output), expected)
 
 
+@pytest.mark.long
 def test_the_encoder_of_part_whole_capsules_is_exported():
     entry = create("part-whole", **small_settings("part-whole"))
     images = torch.rand(4, *entry.model.image_shape)

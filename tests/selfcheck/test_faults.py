@@ -19,6 +19,7 @@ from capsule_zoo.inference.training import checkpoint
 from capsule_zoo.registry import create, small_settings
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills, steps", [(2, 60), pytest.param(100, 300, marks=pytest.mark.slow)])
 def test_killed_runs_end_where_undisturbed_ones_end(tmp_path, kills, steps):
     counts = killed_trainings(kills, 0, tmp_path, steps)
@@ -38,6 +39,7 @@ def test_a_run_that_goes_on_with_other_draws_ends_elsewhere(tmp_path):
     assert difference is not None and difference.startswith("/model")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [80, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_odd_inputs_get_clear_answers(tmp_path, number):
     results = odd_inputs(number, 0, tmp_path)
@@ -66,6 +68,7 @@ def test_weights_that_are_not_finite_are_seen(tmp_path):
             faults.odd_images(random.Random(trial), entry)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
     counts = full_disk(tmp_path)
     assert counts.tried == 3 and counts.bad == []
