@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.files import expand_home
 from capsule_zoo.data.letters import LetterViews, font_letters
+from capsule_zoo.data.leveling import Leveling
 from capsule_zoo.data.own_pictures import all_pictures, array_file, folder, holds_pictures
 from capsule_zoo.data.pictures import is_array_file, is_picture_file
 from capsule_zoo.data.points import constellations, constellations_of
@@ -47,6 +48,7 @@ def load_dataset(
     size: int | Size | str | None = None,
     validation: int | None = None,
     seed: int = 0,
+    leveling: Leveling | None = None,
 ) -> Dataset:
     """Load the data set `name` into memory.
 
@@ -72,13 +74,15 @@ def load_dataset(
             binarized-mnist, a tenth for a folder; 0 for none. Of multi-digits, number of the
             1,000 scenes of other digits.
         seed: chooses the validation images.
+        leveling: of `tiles:PATH`, the leveling of the model that reads them, `model.leveling`. By
+            default it is fitted to the pictures, for a new model.
 
     Raises:
         MissingData: files that are absent or unreadable (a ValueError).
         ValueError: an unknown name, or an argument that is out of range.
     """
     name = f"folder:{name}" if isinstance(name, Path) else str(name)
-    source = _reader(name)(data_folder(root), _parse_size(size))
+    source = _reader(name, leveling)(data_folder(root), _parse_size(size))
     train_objects, tested, *others = source.objects or (None, None)
     train, test = Split(*source.train, objects=train_objects), Split(*source.test, objects=tested)
     count = source.validation if validation is None else validation
@@ -257,8 +261,12 @@ _READERS: dict[str, Reader] = {
 }
 
 
-def _reader(name: str) -> Reader:
+def _reader(name: str, leveling: Leveling | None = None) -> Reader:
     kind, _, path = full_name(name).partition(":")
+    if leveling is not None and kind != "tiles":
+        raise ValueError(
+            f"leveling is of whole pictures, which {name!r} is not; give a picture or tiles:PATH"
+        )
     if name in _READERS or kind in SCENES:
         _warn_of_folder(kind)
     if name in _READERS:
@@ -269,7 +277,7 @@ def _reader(name: str) -> Reader:
         read = array_file if is_array_file(Path(path)) else folder
         return lambda root, size: read(Path(path), size)
     if kind == "tiles" and path:
-        return lambda root, size: tiles_of(Path(path), size)
+        return lambda root, size: tiles_of(Path(path), size, leveling)
     if kind == "constellations" and path:
         return lambda root, size: _read_points(lambda: constellations_of(Path(path)), size)
     raise ValueError(_unknown_message(name, path))

@@ -14,6 +14,7 @@ References:
     "A modified magnitude system that produces well-behaved magnitudes" (asinh).
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ FAINT = 0.05  # fraction of the .95 quantile of contrast above which a pixel may
 COARSE = 2.0  # standard deviation of the blur that tells bright from dark objects, in widths
 NOISE = 3.0  # robust standard deviations above which a pixel may be of an object
 TOP = 0.999  # quantile of a leveled picture that is 1
+OTHER_WIDTH = 1.7  # ratio of widths from which objects are called others
 LEAST_CONTRAST = 1e-4  # of a picture whose pixels range from 0 to 1
 
 
@@ -107,6 +109,35 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
     scale = float(above.median())
     top = float(_quantile((contrast / scale).asinh(), TOP))
     return Leveling(float(width), dark, scale, top)
+
+
+def warn_of_other_objects(leveling: Leveling, picture: Tensor, number: int = 0) -> None:
+    """Warn where the objects of a picture (C, H, W) seem to have another tone or another width.
+
+    Args:
+        leveling: that of a model.
+        number: the picture's number, for the message.
+    """
+    skewness = _third_moment(leveling.resize(picture)) if len(picture) == len(leveling.dark) else ()
+    differs = [bool(s < 0) != dark for s, dark in zip(skewness, leveling.dark, strict=False)]
+    if differs and all(differs):
+        tone, other = ("darker", "brighter") if leveling.dark[0] else ("brighter", "darker")
+        warnings.warn(
+            f"objects of picture {number + 1} seem {other} than its ground, and in training they "
+            f"were {tone}, so that counts may be wrong; train on this picture, or invert it",
+            stacklevel=3,
+        )
+    try:
+        width = guess_object_size([picture.nan_to_num()]).diameter
+    except ValueError:  # it shows no objects
+        return
+    if not 1 / OTHER_WIDTH < width / leveling.width < OTHER_WIDTH:
+        warnings.warn(
+            f"objects of picture {number + 1} seem {width:.0f} pixels wide, and in training they "
+            f"were {leveling.width:.0f}, so that counts may be wrong; resize the picture, or train "
+            "on it",
+            stacklevel=3,
+        )
 
 
 def _third_moment(picture: Tensor) -> Tensor:

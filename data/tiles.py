@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.leveling import fit_leveling
+from capsule_zoo.data.leveling import Leveling, fit_leveling
 from capsule_zoo.data.own_pictures import read_whole_pictures
 from capsule_zoo.data.progress import announce
 from capsule_zoo.data.seeds import seeded_generator
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = dict(  # of the entry `scenes`, for objects 24 pixels
 )
 
 
-def tiles_of(path: Path, size: Size | None = None) -> Source:
+def tiles_of(path: Path, size: Size | None = None, leveling: Leveling | None = None) -> Source:
     """Read a picture, or a folder of pictures of any sizes, as random tiles for `scenes`.
 
     Pictures are leveled (`data.leveling`). Of five or more, every fifth shows up in the test tiles
@@ -40,6 +40,7 @@ def tiles_of(path: Path, size: Size | None = None) -> Source:
     Args:
         path: see `read_whole_pictures`.
         size: width of a typical object in pixels, twice; by default it is guessed.
+        leveling: the leveling of a trained model, in place of one that is fitted to the pictures.
 
     Raises:
         MissingData, ValueError: see `read_whole_pictures` and `fit_leveling`.
@@ -49,8 +50,8 @@ def tiles_of(path: Path, size: Size | None = None) -> Source:
         raise ValueError(
             f"size is one number for whole pictures, the width of a typical object, not {size}"
         )
-    leveling = fit_leveling(pictures, None if size is None else float(size[0]))
-    guessed = "" if size else "a guess, which --size replaces; "
+    guessed = "as in training; " if leveling else "" if size else "a guess, which --size replaces; "
+    leveling = leveling or fit_leveling(pictures, None if size is None else float(size[0]))
     announce(
         f"typical objects are {leveling.width:.0f} pixels wide ({guessed}"
         f"{'dark' if any(leveling.dark) else 'bright'} on their ground)"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.leveling import warn_of_other_objects
 from capsule_zoo.data.progress import announce
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.data.tensors import as_tensor
@@ -21,6 +22,7 @@ from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.whole_pictures import PictureReader
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.checks import check_positive, check_whole
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.scenes import Scenes
 
 SAME = 0.2  # distance of two proposals for one object, in default sizes
@@ -111,12 +113,25 @@ def read_pictures(
     results = []
     for number, picture in enumerate(pictures):
         picture = as_tensor("pictures", picture)
+        _check_pixels_of(picture)
+        if model.leveling is not None:
+            warn_of_other_objects(model.leveling, picture, number)
         leveled = picture if model.leveling is None else model.leveling(picture)
         model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
         height, width = picture.shape[-2:]
         announce(f"reading picture {number + 1} of {len(pictures)}, {width}x{height} pixels")
         results.append(_read(guide, leveled, (height, width), rounds, sweeps, likelihood_power))
     return results
+
+
+def _check_pixels_of(picture: Tensor) -> None:
+    """Raise ValueError unless a picture is (C, H, W) from 0 to 1; NaN marks missing pixels."""
+    if picture.dim() != 3:
+        raise ValueError(
+            f"pictures must be (channels, height, width) each, not {tuple(picture.shape)}"
+        )
+    channels, height, width = picture.shape
+    ImageSpace((channels, height, width), may_miss=True).check(picture[None])
 
 
 def _read(

@@ -33,7 +33,15 @@ from capsule_zoo.data.own_pictures import read_whole_pictures, sides_of
 from capsule_zoo.data.progress import announce, announce_plan, write_line
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.figures.generic import samples
-from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
+from capsule_zoo.inference import (
+    CheckpointError,
+    Checks,
+    Inputs,
+    NonFiniteLoss,
+    Run,
+    SummedPresences,
+    fit,
+)
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.progress import history_of
@@ -166,12 +174,25 @@ def train(
     if run.steps == 0 and run.stopped != "interrupted":
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
+        _warn_of_undecided_presences(entry)
         files.finish(run)
         if run.stopped != "interrupted" and predicts_labels(entry.model, entry.guide):
             _note_error_rate(entry, data.validation, folder)
         for figure in entry.figures:
             draw(entry, figure, data.test.images, folder)
     return entry, run
+
+
+def _warn_of_undecided_presences(entry: Entry) -> None:
+    """Warn if scenes were trained for fewer updates than their objective needs."""
+    objective = entry.objective
+    if isinstance(objective, SummedPresences) and objective.done < objective.updates:
+        warnings.warn(
+            f"training was cut short ({objective.done} steps), before presences of objects are "
+            f"decided at step {objective.updates}, so that counts are wrong; go on by --resume "
+            f"--steps {5 * objective.updates}",
+            stacklevel=3,
+        )
 
 
 def with_needed_steps(arguments: dict[str, Any], entry: Entry, data: Dataset) -> dict[str, Any]:
@@ -325,8 +346,8 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
         raise ValueError(
             f"image_shape must be [channels, height, width], not {_setting_text(shape)}"
         )
-    size = recipe.size or (None if shape is None else shape[1:])
-    data = load_dataset(recipe.data, data_root, size=size)
+    trained = _rebuild(recipe) if recipe.pair else None
+    data = load_dataset(recipe.data, data_root, **_size_of_data(recipe, shape, trained))
     if shape is not None:
         data = data.with_channels(shape[0])
     if made.name in GRAY_ONLY and data.image_shape[0] > 1:
@@ -335,7 +356,6 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             "pictures gray, or train scenes, which reads objects of one color each",
             stacklevel=2,
         )
-    pyro.set_rng_seed(recipe.seed)
     shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in arguments else {}
     if "classes" in arguments and data.num_classes > 1:
         shapes["classes"] = data.num_classes
@@ -346,21 +366,41 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             f"{recipe.data} is read as tiles of whole pictures, for the entry scenes; give "
             f"{made.name} a folder of pictures of one size"
         )
-    try:
-        if recipe.pair:
-            entry = rebuild(recipe.config())
-        else:
-            entry = made.create({**shapes, **recipe.settings})
-            entry = entry.use_guide(recipe.guide or entry.default_guide)
-    except (RuntimeError, TypeError, ArithmeticError) as error:
-        raise ValueError(
-            f"{made.name} cannot be made with {_setting_text(recipe.settings)}: {error}"
-        ) from error
+    entry = trained or _rebuild(recipe, {**shapes, **recipe.settings})
     if recipe.objective is not None:
         entry.objective = make_objective(recipe.objective)
     if entry.training.get("inputs", Inputs()).labels:
         check_classes(data)
     return entry, data
+
+
+def _rebuild(recipe: Recipe, settings: Mapping[str, Any] | None = None) -> Entry:
+    """Return the untrained entry of a recipe: of its pair, or with settings."""
+    made = find_registration(recipe.entry)
+    pyro.set_rng_seed(recipe.seed)
+    try:
+        if settings is None:
+            return rebuild(recipe.config())
+        entry = made.create(dict(settings))
+        return entry.use_guide(recipe.guide or entry.default_guide)
+    except (RuntimeError, TypeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{made.name} cannot be made with {_setting_text(recipe.settings)}: {error}"
+        ) from error
+
+
+def _size_of_data(
+    recipe: Recipe, shape: tuple[int, int, int] | None, trained: Entry | None
+) -> dict[str, Any]:
+    """Return size and leveling with which the data of a recipe are read.
+
+    The size of whole pictures is the width of an object, and not that of the model's images. A run
+    that goes on has its leveling already.
+    """
+    if full_name(recipe.data).startswith("tiles:"):
+        leveling = getattr(trained.model, "leveling", None) if trained else None
+        return {"size": recipe.size, "leveling": leveling}
+    return {"size": recipe.size or (None if shape is None else shape[1:])}
 
 
 def check_classes(data: Dataset) -> None:
@@ -412,11 +452,12 @@ def refuse_unwritable(folder: Path) -> None:
 def refuse_among_pictures(folder: Path, data: str) -> None:
     """Refuse an output folder inside the picture folder of a data set."""
     kind, _, path = full_name(data).partition(":")
-    sides = sides_of(Path(path)) if kind == "folder" else ()
+    is_read = kind in ("folder", "tiles") and Path(path).is_dir()
+    sides = sides_of(Path(path)) if is_read else ()
     if any(side is not None and folder.resolve().is_relative_to(side) for side in sides):
         raise ValueError(
-            f"{folder} lies among the pictures of {path}, and would be read as one of their "
-            "classes; choose a folder elsewhere by --out, or call this from there"
+            f"{folder} lies among the pictures of {path}, and its pictures would be read as "
+            "theirs; choose a folder elsewhere by --out, or call this from there"
         )
 
 
@@ -445,7 +486,17 @@ def open_run(
             class that a classifier was not trained on.
     """
     entry, folder, name, size = _open_pair(source, data, resize)
-    dataset = (load_tests if only_tests else load_dataset)(name, data_root, size=size)
+    leveling = getattr(entry.model, "leveling", None)
+    if leveling is not None:
+        kind, _, path = full_name(name).partition(":")
+        if kind not in ("tiles", "folder"):
+            raise ValueError(
+                f"{source} reads whole pictures, and {name!r} holds none; give --data a picture or "
+                "a folder of pictures"
+            )
+        name, size = f"tiles:{path}", None
+    load_data = load_tests if only_tests else load_dataset
+    dataset = load_data(name, data_root, size=size, leveling=leveling)
     if entry.observes_images:
         dataset = dataset.with_channels(entry.model.image_shape[0])
     trained = read_recipe(source).get("class_names")
@@ -474,7 +525,14 @@ def open_pictures(
     refuse_unwritable(out)
     refuse_among_pictures(out, name)
     if (whole := whole_pictures_of(source, entry, data)) is not None:
-        return entry, *whole, out
+        images, files = whole
+        if held_out and len(images) < 5:
+            raise ValueError(
+                f"held_out asks for every fifth of five or more pictures, and {name} has "
+                f"{len(images)}, which all trained; leave --held-out out"
+            )
+        step = 5 if held_out else 1
+        return entry, images[::step], files[::step], out
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
     if entry.observes_images:

@@ -1,6 +1,7 @@
 """Objects found in a user's pictures and in scenes of points, written to files."""
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from capsule_zoo.models.checks import check_known
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.scenes.entry import pair_with_canvas
 from capsule_zoo.zoo.scenes.figures import colored_objects, outlined_objects
+
+EDGES = ("left", "top", "right", "bottom")  # columns of a table of objects
 
 
 def segment_run(
@@ -115,7 +118,7 @@ def _segment_whole(
     images = list(pictures.images if isinstance(pictures, Split) else pictures)
     results = read_pictures(entry.model, entry.guide, images)
     _clear(out)
-    objects, counts = [], []
+    objects, counts, hidden = [], [], 0
     for number, (image, result) in enumerate(zip(images, results, strict=True)):
         mask = result.numbers.numpy().astype(np.uint16)
         Image.fromarray(mask).save(out / f"masks/{number}.png")
@@ -129,12 +132,24 @@ def _segment_whole(
             | {"probability": round(float(result.count_probabilities.max()), 4)}
             | {"unexplained": round(result.unexplained, 6)}
         )
+        pixels = result.numbers.flatten().bincount(minlength=result.count + 1)
+        visible = (pixels[1:] > 0).tolist()
+        hidden += visible.count(False)
         rows = zip(result.presence.tolist(), result.centers.tolist(), result.boxes, strict=True)
         for index, (presence, (x, y), box) in enumerate(rows, 1):
-            places = dict(zip(("left", "top", "right", "bottom"), box.int().tolist(), strict=True))
+            edges = box.int().tolist() if visible[index - 1] else [None] * 4
+            places = dict(zip(EDGES, edges, strict=True))
             row = {"object": index, "presence": round(presence, 4), "x": round(x, 1)}
             objects.append({**named, **row, "y": round(y, 1), **places})
-    pd.DataFrame(objects).to_csv(out / "objects.csv", index=False)
+    columns = ["image", *["file"][: len(files)], "object", "presence", "x", "y", *EDGES]
+    frame = pd.DataFrame(objects, columns=columns).astype(dict.fromkeys(EDGES, "Int64"))
+    frame.to_csv(out / "objects.csv", index=False)
+    if hidden:
+        warnings.warn(
+            f"{hidden} of {len(objects)} objects lie wholly behind others and have no box, so that "
+            "counts may be too high; train longer",
+            stacklevel=3,
+        )
     table = pd.DataFrame(counts)
     table.to_csv(out / "counts.csv", index=False)
     summary: dict[str, Any] = {"images": len(images), "objects": len(objects)}
@@ -173,7 +188,7 @@ def tables(
     image, slot = (index.numpy() for index in detections.presence.nonzero(as_tuple=True))
     box, pose = detections.boxes[image, slot].numpy(), detections.pose[image, slot].numpy()
     objects = pd.DataFrame({"image": image, "object": slot + 1})
-    objects[["left", "top", "right", "bottom"]] = box.astype(int)
+    objects[[*EDGES]] = box.astype(int)
     objects[["log_size", "x", "y", "angle"][: pose.shape[1]]] = pose.round(4)
     counts = pd.DataFrame(
         {"image": range(len(detections.counts)), "count": detections.counts.numpy()}

@@ -148,7 +148,7 @@ def evaluate(
                     chain_list[-1].add(particles, weight, model_trace, guide_trace)
     seconds = time.perf_counter() - began
     points = point_sites(model_trace, guide_trace)
-    reasons = not_a_bound(model, model_trace, points)
+    reasons = not_a_bound(model, model_trace, guide_trace, points)
     attributes = {
         "estimator": "importance weighting",
         "num_particles": index(num_particles),

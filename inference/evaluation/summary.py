@@ -75,8 +75,11 @@ def remark(summary: Mapping[str, Any]) -> str:
 
 
 def pooled_log_weight(idata: "InferenceData") -> np.ndarray:
-    """Return the log weights of all chains and draws, (chains * draws, images)."""
-    return pool_chains(idata.sample_stats["log_weight"])
+    """Return the log weights of all chains and draws, (chains * draws, images), in float64.
+
+    Sums of many weights in float32 lose nats where weights have thousands of them.
+    """
+    return pool_chains(idata.sample_stats["log_weight"]).astype(np.float64)
 
 
 def pool_chains(values: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.distributions import Distribution, Transform
 
 from capsule_zoo.models.common.missing_pixels import ObservedPixels
-from capsule_zoo.models.common.trace_density import IMAGES_PLATE
+from capsule_zoo.models.common.trace_density import IMAGES_PLATE, is_deterministic
 
 _ROWS_PLATE = "plate of rows"  # the name of the plate inside of `Naming`
 Inputs = Mapping[Any, Any]  # tensors (B, ...), in lists or not
@@ -95,7 +95,7 @@ class Lifting(Messenger):
         return super().__exit__(*error)
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["infer"].get("_deterministic"):
+        if is_deterministic(msg):
             msg["stop"] = True  # a deterministic site has no density
             return
         if site_is_subsample(msg):  # of a plate, which may be called `images`
@@ -146,9 +146,10 @@ class Lifting(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         self._enter_again()
-        if msg["infer"].get("_deterministic") or site_is_subsample(msg):
+        if is_deterministic(msg) or site_is_subsample(msg):
             return
-        value = msg["value"]
+        if (value := msg["value"]) is None:  # the run was left at this site
+            return
         place = value.dim() - msg["fn"].event_dim - self.nesting - 1
         if place < 0:
             return

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from pyro.distributions import Delta, MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from pyro.ops.contract import contract_tensor_tree
 from pyro.poutine import Trace
@@ -24,6 +25,18 @@ def scored_sites(trace: Trace) -> dict[str, dict]:
         for name, site in trace.nodes.items()
         if site["type"] == "sample" and not site_is_subsample(site)
     }
+
+
+def is_deterministic(site: Mapping) -> bool:
+    """Return whether a sample site has no density: by `pyro.deterministic` or a reparametrization.
+
+    `poutine.reparam` leaves an observed Delta that is masked out at the site.
+    """
+    if site["infer"].get("_deterministic"):
+        return True
+    distribution = site["fn"]
+    is_masked_out = isinstance(distribution, MaskedDistribution) and distribution._mask is False
+    return site["is_observed"] and is_masked_out and isinstance(distribution.base_dist, Delta)
 
 
 def log_score(trace: Trace, images: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,11 @@ from capsule_zoo.experiments import Job, Options, find_experiment, list_experime
 from capsule_zoo.experiments.scenes import counts, segmentation, whole_pictures
 from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, ways
 from capsule_zoo.experiments.scenes.segmentation import BRIGHTER, best_of_pieces, windows_of
-from capsule_zoo.registry import create, load, small_settings
+from capsule_zoo.inference.whole_pictures import PictureObjects
+from capsule_zoo.registry import create, find_registration, load, small_settings
 from capsule_zoo.runs import folder as runs
+from capsule_zoo.runs import objects
+from capsule_zoo.runs.folder import open_pictures, open_run
 from capsule_zoo.runs.objects import segment_run
 from capsule_zoo.zoo.scenes.entry import pair_with_canvas
 
@@ -277,12 +281,81 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
             assert (max(picture.getpixel((0, 0))) > 50) == (number == 5)
 
 
-@pytest.mark.long
-def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def squares() -> np.ndarray:
+    """Return a picture of twelve bright squares, 10 pixels wide, bytes (90, 120)."""
     pixels = np.full((90, 120), 50, np.uint8)
     for row, column in itertools.product(range(15, 90, 30), range(15, 120, 30)):
         pixels[row - 5 : row + 5, column - 5 : column + 5] = 200
+    return pixels
+
+
+def call(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    assert ended.value.code == 0
+
+
+SMALL_TILES = ["--batch-size", "8", "--set", "window=8", "--set", "slots=2", "--set"]
+SMALL_TILES += ['thing_settings={"latent":2,"channels":3,"guide":{"hidden":5}}', "--quiet"]
+
+
+def test_a_run_of_whole_pictures_goes_on_and_is_read_at_its_scale(tmp_path, monkeypatch):
+    """Objects keep the width that was guessed, and other pictures the leveling of training."""
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(squares()).save("squares.png")
+    (tmp_path / "others").mkdir()
+    Image.fromarray(255 - squares()[:70]).resize((240, 140)).save("others/other.png")
+    call("train", "scenes", "--data", "squares.png", *SMALL_TILES, "--steps", "2", "--out", "parts")
+    call("train", "scenes", "--resume", "--steps", "3", "--out", "parts", "--quiet")
+    expected = load_dataset("tiles:squares.png")
+    recipe = runs.resume_recipe(Path("parts"), "scenes", {})
+    _, resumed = runs._begin(recipe, find_registration("scenes"), None)
+    assert torch.equal(resumed.train.images, expected.train.images)
+    entry, data, _ = open_run("parts")
+    leveling = entry.model.leveling
+    assert leveling.width == pytest.approx(10, abs=3)
+    assert torch.equal(data.test.images, expected.test.images)
+    for name in ("others/other.png", "folder:others"):
+        assert open_run("parts", name)[1].settings["leveling"] == leveling
+    with pytest.raises(ValueError, match="parts reads whole pictures, and 'digits' holds none"):
+        open_run("parts", "digits")
+    with pytest.raises(ValueError, match="lies among the pictures of"):
+        runs.refuse_among_pictures(tmp_path / "run", f"tiles:{tmp_path}")
+    with pytest.raises(ValueError, match="held_out asks for every fifth of five or more"):
+        open_pictures("parts", None, None, True, True, None)
+
+
+def test_objects_behind_others_have_no_box(tmp_path, monkeypatch):
+    numbers = torch.zeros(6, 8, dtype=torch.long)
+    numbers[1:3, 2:5] = 2
+    shown = PictureObjects(
+        torch.tensor([0.0, 0.0, 1.0]),
+        torch.ones(2),
+        torch.ones(2, 2),
+        numbers,
+        numbers,
+        *[None] * 3,
+    )
+    pictures = [torch.zeros(1, 6, 8), torch.zeros(1, 6, 8)]
+    none = replace(shown, presence=torch.ones(0), centers=torch.ones(0, 2), numbers=0 * numbers)
+    results = [replace(part, unexplained=0.0) for part in (shown, none)]
+    monkeypatch.setattr(objects, "read_pictures", lambda *_: results)
+    entry = SimpleNamespace(model=None, guide=None, name="scenes")
+    with pytest.warns(UserWarning, match="1 of 2 objects lie wholly behind others"):
+        objects._segment_whole(entry, pictures, tmp_path, ["a.png", "b.png"], {})
+    table = pd.read_csv(tmp_path / "objects.csv")
+    assert table["left"].isna().tolist() == [True, False]
+    assert table.iloc[1][["left", "top", "right", "bottom"]].tolist() == [2, 1, 5, 3]
+    monkeypatch.setattr(objects, "read_pictures", lambda *_: results[1:])
+    objects._segment_whole(entry, pictures[1:], tmp_path, ["b.png"], {})
+    assert [*pd.read_csv(tmp_path / "objects.csv")] == [*table]  # an empty table has its columns
+
+
+@pytest.mark.filterwarnings("ignore:.*wholly behind others")
+@pytest.mark.long
+def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pixels = squares()
     Image.fromarray(pixels).save("squares.png")
     Image.fromarray(pixels[:60]).save("other.png")
     small = ["window=8", "slots=2", 'thing_settings={"latent":2,"channels":3,"guide":{"hidden":5}}']

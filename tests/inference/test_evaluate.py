@@ -1,6 +1,7 @@
 """Evaluation is compared with evidence that is known in closed form."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pyro
@@ -8,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoGuideList
 from toys import (
     BernoulliMixture,
     Conjugate,
@@ -280,6 +282,57 @@ def test_attributes_say_what_was_bounded():
     attrs = evaluate(*(poutine.scale(program, 9.0) for program in (model, guide)), images).attrs
     assert attrs["is_bound"] == 0
     assert attrs["not_a_bound"] == "densities are scaled, as by plates that subsample: code, image"
+
+
+def two_numbers(images, labels=None, factor=0.0, named=False):
+    with pyro.plate("images", len(images)):
+        a = pyro.sample("a", dist.Normal(0.0, 0.1))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        mean = pyro.deterministic("mean", a + b) if named else a + b
+        mean = mean[:, None, None, None].expand(images.shape)
+        pyro.sample("image", dist.Normal(mean, 0.1).to_event(3), obs=images)
+        if factor:
+            pyro.factor("penalty", factor + 0 * a)
+
+
+def guesses(images, labels=None, points=(), needless=False):
+    with pyro.plate("images", len(images)):
+        zero = images.new_zeros(len(images))
+        if needless:
+            pyro.sample("u", dist.Normal(zero, 100.0), infer={"is_auxiliary": True})
+        for name in "ab":
+            pyro.sample(name, dist.Delta(zero) if name in points else dist.Normal(zero, 1.0))
+
+
+NO_BOUNDS = {
+    "a needless draw": (two_numbers, partial(guesses, needless=True), "draws u"),
+    "points": (two_numbers, partial(guesses, points="a"), "points at a"),
+    "points beside it": (two_numbers, partial(guesses, points="ab", needless=True), "at a, b"),
+    "a factor": (partial(two_numbers, factor=5.0), guesses, "penalty is a factor"),
+}
+
+
+@pytest.mark.parametrize("case", NO_BOUNDS)
+def test_what_is_no_bound_is_called_none(case):
+    model, guide, reason = NO_BOUNDS[case]
+    attrs = evaluate(model, guide, torch.rand(2, 1, 2, 2), num_particles=2).attrs
+    assert attrs["is_bound"] == 0 and reason in attrs["not_a_bound"]
+
+
+def test_points_beside_a_guide_of_other_sites_are_no_bound():
+    guide = AutoGuideList(two_numbers)
+    for kind, name in ((AutoDelta, "a"), (AutoDiagonalNormal, "b")):
+        guide.append(kind(poutine.block(two_numbers, expose=[name])))
+    images = torch.rand(1, 1, 2, 2)
+    assert evaluate(two_numbers, guide, images, num_particles=2).attrs["is_bound"] == 0
+    whole = AutoDiagonalNormal(two_numbers)
+    assert evaluate(two_numbers, whole, images, num_particles=2).attrs["is_bound"] == 1
+
+
+def test_a_deterministic_site_is_not_bounded():
+    images = torch.rand(2, 1, 2, 2)
+    attrs = evaluate(partial(two_numbers, named=True), guesses, images, num_particles=2).attrs
+    assert attrs["is_bound"] == 1 and attrs["bound_on"] == "log p(image)"
 
 
 def test_a_model_of_labels_is_weighed_by_the_density_of_labels():

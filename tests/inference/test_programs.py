@@ -9,11 +9,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.reparam import LocScaleReparam
 from pyro.nn import PyroModule, PyroSample
 from scipy.special import voigt_profile
 from torch import Tensor, nn
 
 from capsule_zoo.inference import evaluate
+from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.evaluation.summary import log_mean, pooled_log_weight
 from capsule_zoo.inference.examination.program import UnservedProgram, as_model
@@ -253,6 +255,64 @@ def mixing(x):
 def test_a_program_whose_rows_depend_on_each_other_is_one_row():
     model, rows = as_model(mixing, X[:, 0])
     assert not model.by_row and rows.shape == (1, 7)
+
+
+def empirical(x):
+    """A prior that all rows make, which matters little next to a likelihood of little noise."""
+    with pyro.plate("cases", len(x)):
+        code = pyro.sample("code", dist.Normal(x.mean(0), 2.0).to_event(1))
+        pyro.sample("x", dist.Normal(code, 0.001).to_event(1), obs=x)
+
+
+def limited(x):
+    """The same, where a draw of the prior gives the data the density 0."""
+    with pyro.plate("cases", len(x)):
+        limit = pyro.sample("limit", dist.Gamma(2.0, 1 / x.mean()))
+        pyro.sample("x", dist.Uniform(0.0, limit), obs=x)
+
+
+@pytest.mark.parametrize(("program", "x"), [(empirical, X.float()), (limited, X.abs()[:, 0])])
+def test_rows_that_share_a_prior_of_the_data_are_one_row(program, x):
+    assert not as_model(program, x)[0].by_row
+
+
+def spread_out(x):
+    with pyro.plate("cases", len(x)):
+        offset = pyro.sample("offset", dist.Normal(x.new_zeros(()), 2.0))
+        pyro.sample("x", dist.Normal(offset, 0.5), obs=x)
+
+
+def test_a_reparametrized_site_is_no_data():
+    program = poutine.reparam(spread_out, config={"offset": LocScaleReparam(0.0)})
+    model, rows = as_model(program, X[:, 0])
+    assert model.by_row and rows.shape == (7, 1) and [*model.space.sites] == ["x"]
+    expected = dist.Normal(0.0, math.hypot(2.0, 0.5)).log_prob(X[:, 0])
+    guide = gauss_newton(model, None, rows, steps=2)
+    idata = evaluate(model, guide, rows, num_particles=2)
+    np.testing.assert_allclose(log_mean(pooled_log_weight(idata)), expected, atol=1e-6)
+    assert idata.attrs["bound_on"] == "log p(x)"
+
+
+def spike_and_slab(x):
+    with pyro.plate("features", 2):
+        on = pyro.sample("on", dist.Bernoulli(x.new_tensor(0.3)))
+        slope = pyro.sample("slope", dist.Normal(x.new_zeros(()), 1.0))
+    with pyro.plate("cases", 7):
+        pyro.sample("x", dist.Normal((on * slope).sum(-1), 1.0), obs=x)
+
+
+def test_a_switch_before_a_number_in_one_plate_is_annealed():
+    """Against the sum over both switches: x is normal given how many of them are on."""
+    x = X[:, 0]
+    total = -math.inf
+    for switches, weight in ((0, 0.49), (1, 0.42), (2, 0.09)):
+        covariance = torch.eye(7, dtype=torch.float64) + switches
+        normal = dist.MultivariateNormal(x.new_zeros(7), covariance)
+        total = np.logaddexp(total, math.log(weight) + normal.log_prob(x).item())
+    idata = annealed_log_likelihood(
+        spike_and_slab, None, x, chains=64, temperatures=60, simulated=0
+    )
+    assert annealed_bounds(idata)["lower"] == pytest.approx(total, abs=0.5)
 
 
 def read_outside(x):

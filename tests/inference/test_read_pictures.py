@@ -1,12 +1,15 @@
 """Whole pictures: their objects, masks and numbers, with an untrained and a trained model."""
 
+import warnings
+
 import pyro
 import pytest
 import torch
 from small_scenes import SMALL_WINDOWS, disks
+from torch.nn.functional import interpolate
 
 from capsule_zoo import create
-from capsule_zoo.data.leveling import fit_leveling
+from capsule_zoo.data.leveling import fit_leveling, warn_of_other_objects
 from capsule_zoo.data.tiles import SETTINGS, tiles_of_pictures
 from capsule_zoo.inference import Checks, SummedPresences, fit
 from capsule_zoo.inference.whole_pictures import read_pictures
@@ -59,6 +62,9 @@ def test_a_picture_without_objects_has_none():
         (dict(rounds=0), "rounds"),
         (dict(likelihood_power=0.0), "likelihood_power"),
         (dict(pictures=[torch.zeros(3, 40, 40)]), r"\(1, height, width\)"),
+        (dict(pictures=[255 * torch.rand(1, 40, 40)]), r"must lie in \[0, 1\]"),
+        (dict(pictures=[torch.zeros(1, 40, 40, dtype=torch.uint8)]), "255"),
+        (dict(pictures=[torch.zeros(40, 40)]), r"\(channels, height, width\) each"),
     ],
 )
 def test_refusals(arguments, message):
@@ -66,6 +72,20 @@ def test_refusals(arguments, message):
     model, guide = untrained(picture)
     with pytest.raises(ValueError, match=message):
         read_pictures(model, guide, **{"pictures": [picture], **arguments})
+
+
+def test_objects_of_another_tone_or_width_are_pointed_out():
+    picture, _ = disks(6)
+    leveling = fit_leveling([picture])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_objects(leveling, picture)
+        warn_of_other_objects(leveling, torch.full_like(picture, 0.2))
+    with pytest.warns(UserWarning, match="picture 3 seem darker than its ground"):
+        warn_of_other_objects(leveling, 1 - picture, 2)
+    large = interpolate(picture[None], scale_factor=2)[0]
+    with pytest.warns(UserWarning, match="picture 1 seem 3[0-9] pixels wide, and in training"):
+        warn_of_other_objects(leveling, large)
 
 
 def test_a_model_with_slots_is_refused():

@@ -40,6 +40,16 @@ def test_the_headline_numbers_of_four_draws_for_two_images():
     assert (summary["num_particles"], summary["num_images"]) == (4, 2)
 
 
+def test_equal_weights_of_many_nats_lose_nothing_in_the_sum():
+    """In float32 a sum of a thousand weights of exp(-60,000) is a nat too low."""
+    weights = np.full((1, 1000, 1), -60_000.25, np.float32)
+    groups = {"sample_stats": {"log_weight": (["chain", "draw", "image"], weights)}}
+    idata = inference_data(groups, evaluation(np.ones((1, 1, 1))).attrs)
+    summary = summarize(idata)
+    assert summary["iwae"] == summary["elbo"] == pytest.approx(-60_000.25, abs=1e-6)
+    assert summary["ess"] == pytest.approx(1000, abs=1e-3)
+
+
 def test_pareto_k_is_the_median_over_images_of_the_heavy_tails():
     """Two images have weights from a Pareto distribution of shape .9, one has equal weights."""
     random = np.random.default_rng(0)
