@@ -239,11 +239,13 @@ def describe(entry: str | Path | Entry) -> Description:
 def _describe(entry: Entry, source: str) -> Description:
     registration = registry.find_registration(entry.name).with_preset(entry.settings)
     asked = nest_settings(entry.settings, registration.arguments, entry.name)
-    values = {**flat(asked), **settings_of(pair_of(entry.model, entry.guide))}
+    arguments = flat_arguments(registration.arguments)
+    whole = {name: value for name, value in asked.items() if name in arguments}  # mappings too
+    values = {**flat(asked), **settings_of(pair_of(entry.model, entry.guide)), **whole}
     values = {name: as_tuple(value) for name, value in values.items()}
     settings = {
         name: replace(argument, default=values.get(name, argument.default))
-        for name, argument in flat_arguments(registration.arguments).items()
+        for name, argument in arguments.items()
     }
     never = "" if is_bound(entry.objective) else " (never a bound)"
     home = type(entry.model).__module__

@@ -1,5 +1,6 @@
 """The base class of guides that have separate parameters for every image, instead of a network."""
 
+import warnings
 from typing import NamedTuple, Self
 
 import torch
@@ -53,11 +54,13 @@ class PerImageGuide(Guide[Model]):
 
     per_image = True
     refinement: Refinement | None = None
+    sums: Tensor | None = None  # of the pixels of each image, by which other images are noticed
     discrete_families: dict[str, ByLogits | Continuous]
 
     def __init__(self, model: Model, images: Tensor) -> None:
         super().__init__(model)
         self.num_images = len(images)
+        self.sums = _sum_pixels(images) if images.dim() > 1 else None
         self.families = families_of(model)
         self.logits = PyroModule[nn.ParameterDict]()
         self.locs = PyroModule[nn.ParameterDict]()
@@ -76,7 +79,8 @@ class PerImageGuide(Guide[Model]):
 
     def select(self, index: Tensor) -> Self:
         """Return the guide for `images[index]`, with copies of these images' parameters."""
-        subset = self.sharing_parameters(num_images=len(index), refinement=None)
+        sums = None if self.sums is None else self.sums[index]
+        subset = self.sharing_parameters(num_images=len(index), refinement=None, sums=sums)
         subset._modules = dict(self._modules)
         for kind in _KINDS:
             tensors = getattr(self, kind).items()
@@ -108,6 +112,8 @@ class PerImageGuide(Guide[Model]):
     def _repeats(self, images: Tensor) -> int:
         """Return how many times `images` repeats the guide's own images.
 
+        Warns of other images, which are noticed by the sums of their pixels.
+
         Raises:
             ValueError: they are not a multiple of the guide's own images.
         """
@@ -117,7 +123,20 @@ class PerImageGuide(Guide[Model]):
                 f"this guide belongs to {self.num_images} images, not {len(images)}; make a new "
                 f"{type(self).__name__} for other images"
             )
+        if self.sums is not None:
+            sums = _sum_pixels(images).view(repeats, -1)
+            if not torch.allclose(sums, self.sums.to(sums), rtol=1e-3, atol=1e-3):
+                warnings.warn(
+                    f"this {type(self).__name__} was fitted to other images, or to these in "
+                    "another order, and infers the latents of those; make a new one for these",
+                    stacklevel=2,
+                )
         return repeats
+
+
+def _sum_pixels(images: Tensor) -> Tensor:
+    """Return the sum over the pixels of each image, (B,), without missing ones."""
+    return images.detach().nan_to_num().flatten(1).double().sum(1)
 
 
 def families_of(model: Model) -> dict[str, ByLogits | Continuous]:

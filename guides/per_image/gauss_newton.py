@@ -62,6 +62,7 @@ class GaussNewton(PerImageGuide):
         number = points.num_images // count
         like = next(points.parameters())
         super().__init__(points.model, like.new_empty(number))
+        self.sums = None if points.sums is None else points.sums[:number]
         self.discrete_families = points.discrete_families
 
         def parameter_by_image(values: Tensor) -> nn.Parameter:

@@ -22,6 +22,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -153,7 +154,9 @@ def _corrects(guide: Guide) -> bool:
     with torch.no_grad(), pyro.validation_enabled(False), use_seed(0), eval_mode(guide.model):
         image = guide.model(batch_size=1)
         try:
-            Corrected(guide, image)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a guide of other images is tried too
+                Corrected(guide, image)
         except UnservedSite:
             return False
     return True

@@ -11,7 +11,7 @@ from terminal import run
 
 import capsule_zoo
 from capsule_zoo import describe, list_weights, registry
-from capsule_zoo.registry import create, list_models, load, read_recipe, small_settings
+from capsule_zoo.registry import create, list_models, load, read_recipe, save_entry, small_settings
 from capsule_zoo.settings import flat, nest_settings
 
 NAMES = list_models()
@@ -148,3 +148,9 @@ def test_all_exports_are_there_and_none_is_imported_before_it_is_used():
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="it offers"):
         capsule_zoo.nothing  # noqa: B018
+
+
+def test_settings_that_are_mappings_are_those_of_the_run(tmp_path):
+    settings = small_settings("scenes")
+    save_entry(create("scenes", **settings), tmp_path)
+    assert describe(tmp_path).settings["thing_settings"].default == settings["thing_settings"]

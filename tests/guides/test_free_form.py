@@ -1,5 +1,7 @@
 """Free-form guides: start at the given guide, belong to their images, improve each separately."""
 
+import warnings
+
 import pytest
 import torch
 from pyro import poutine
@@ -120,3 +122,14 @@ def test_delta_poses_lose_nothing_but_density(pair, images):
         for n in ("object_presence", "part_presence")
     )
     assert loss == pytest.approx((entropy - joint).item(), rel=1e-12)
+
+
+def test_other_images_and_another_order_are_noticed(pair, images):
+    points, number = FreeForm(pair[0], images), len(images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        points(torch.cat([images, images]))
+        points.select(torch.tensor([number - 1, 0]))(images[[-1, 0]])
+    for others in (images.flip(0), 1 - images):
+        with pytest.warns(UserWarning, match="was fitted to other images"):
+            points(others)
