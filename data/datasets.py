@@ -292,7 +292,7 @@ def _unknown_message(name: str, path: str) -> str:
     if expand_home(name).is_file() and not near:
         meant = "; pictures are read from a folder, .npy or .npz, and not from a file of this kind."
     elif "/" in name and not near:
-        meant = "; there is no such folder of pictures either."
+        meant = "; there is no such file, and no such folder of pictures either."
     valid_names = f"{', '.join(dataset_names())}, and those of imported modules (--import MODULE)"
     return f"unknown data set {name!r}{meant} Known are: {valid_names}"
 

@@ -36,6 +36,7 @@ SIDES = ("train", "training", "test", "testing", *VALIDATION)  # names of folder
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
 OTHER_PICTURES = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng", ".nef", ".cr2", ".arw", ".dcm")
 JUNK = "__MACOSX"  # a folder that macOS adds to archives of pictures
+BRIGHT = 200  # least tone of a bright ground, of 255
 LEAST_CONTRAST = 16  # least difference between pixels, of 255: 12 bits in 16 reach this brightness
 Files = dict[str | None, list[Path]]
 
@@ -331,6 +332,7 @@ def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
     _warn_of_channels(files, pixels)
     if not _warn_of_few_bits(files, pixels) and not any(picture.dark for picture in pictures):
         _warn_of_contrast(files, pixels)
+        _warn_of_dark_ink(files, pixels)
     if any(image.ndim == 4 for image in pixels):
         pixels = [image if image.ndim == 4 else np.stack([image] * 3, -1) for image in pixels]
     return channels_first(np.concatenate(pixels)), torch.tensor(list(map(len, pixels)))
@@ -418,6 +420,23 @@ def _warn_of_contrast(files: list[Path], pixels: list[np.ndarray]) -> None:
             f"{len(flat)} of {sum(map(len, pixels))} pictures have hardly any contrast; that in "
             f"{file} has pixels from {least:.3g} to {most:.3g} of 255: stretch them to the range "
             "from 0 to 255, and remove empty pictures",
+            stacklevel=4,
+        )
+
+
+def _warn_of_dark_ink(files: list[Path], pixels: list[np.ndarray]) -> None:
+    """Warn if most pictures are gray, and dark on a bright ground."""
+    dark, total = 0, sum(map(len, pixels))
+    for images in pixels:
+        if images.ndim == 3:  # (n, H, W)
+            sides = images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]
+            ground = np.median(np.concatenate(sides, 1), 1)
+            dark += int(((ground >= BRIGHT) & (images.mean((1, 2)) < 0.98 * ground)).sum())
+    if total > 1 and dark > 0.8 * total:
+        warnings.warn(
+            f"{dark} of {total} pictures, such as {files[0]}, are dark on a bright ground, and "
+            "most models paint bright ink on black; invert them, unless the ground is part of what "
+            "you model",
             stacklevel=4,
         )
 

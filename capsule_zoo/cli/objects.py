@@ -70,7 +70,7 @@ def segment(
 
     \b
     Examples:
-      capsule-zoo train scenes --data PICTURE.png --minutes 10 --out runs/mine
+      capsule-zoo train scenes --data PICTURE.png --steps 2500 --out runs/mine
       capsule-zoo segment runs/mine --data OTHER.png
       capsule-zoo train scenes --data folder:PATH --steps 1000 --set slots=4
       capsule-zoo segment runs/scenes-PATH-0

@@ -114,7 +114,7 @@ def train(
       capsule-zoo train part-whole --steps 400
       capsule-zoo train part-whole --data mnist --minutes 30 --set objects=24 --set parts=32
       capsule-zoo train part-whole --data folder:pictures --size 28 --out runs/mine
-      capsule-zoo train scenes --data coins.png --minutes 10
+      capsule-zoo train scenes --data coins.png --steps 2500
       capsule-zoo train part-whole --transform rotate=20
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """

@@ -267,6 +267,10 @@ TOLD: dict[str, tuple[Make, str]] = {
     "divided twice": (array(images=THREES / 255**2), "3 of 3 .* to 1 of 255: stretch"),
     "all transparent": (inks(0, 0, 0), "all pictures with a transparent ground .3, .* inverted"),
     "dark and bright ink": (inks(0, 0, 255), "2 of 3 pictures with a .* dark ink.* on a ground"),
+    "dark ink on white": (
+        several(*(file(255 - np.roll(INK, k), f"{k}.png") for k in range(3))),
+        r"3 of 3 pictures, such as .*0\.png, are dark on a bright ground.*invert them",
+    ),
     "a photo beside": (several(deeper("a"), content(b"-", "a/x.heic")), "x.heic as PNG or JPEG"),
     "an archive beside classes": (several(deeper("a"), archive), "x.zip; unpack x.zip"),
     "a class that is a dead link": (
