@@ -19,11 +19,18 @@ from torch import Tensor
 from torch._C import _functorch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.distributions import Distribution, Transform
+from torch.distributions.transforms import _InverseTransform
 
 from capsule_zoo.models.common.missing_pixels import ObservedPixels
 from capsule_zoo.models.common.trace_density import IMAGES_PLATE, is_deterministic
 
 _ROWS_PLATE = "plate of rows"  # the name of the plate inside of `Naming`
+_UNEXPANDED = {  # event dims of parameters that may lack dims of the batch
+    "_unbroadcasted_scale_tril": 2,
+    "_unbroadcasted_cov_factor": 2,
+    "_unbroadcasted_cov_diag": 1,
+    "_capacitance_tril": 2,
+}
 Inputs = Mapping[Any, Any]  # tensors (B, ...), in lists or not
 
 
@@ -129,19 +136,42 @@ class Lifting(Messenger):
             mode = "parallel" if name in self.enumerated else None
             msg["infer"] = {**msg["infer"], "enumerate": mode}
 
-    def _lifted(self, thing: Any, place: int) -> Any:
-        """Insert the rows as a batch dim at index `place` of a value or of a distribution."""
+    def _lifted(self, thing: Any, place: int, rank: int = 0) -> Any:
+        """Insert the rows as a batch dim at index `place` of a value or of a distribution.
+
+        Args:
+            rank: least number of dims of a tensor, which gets dims of size 1 in front.
+        """
         if isinstance(thing, Tensor):
-            return _functorch._remove_batch_dim(thing, self.level, self.number, place)
+            padded = thing[(None,) * max(0, rank - thing.dim())]
+            return _functorch._remove_batch_dim(padded, self.level, self.number, place)
         if isinstance(thing, list | tuple) and not isinstance(thing, torch.Size):
-            return type(thing)(self._lifted(element, place) for element in thing)
-        if not isinstance(thing, Distribution | Transform):
+            return type(thing)(self._lifted(element, place, rank) for element in thing)
+        if isinstance(thing, Transform):
+            return self._lifted_transform(thing, place, rank)
+        if not isinstance(thing, Distribution):
             return thing
-        lifted = copy.copy(thing)
+        lifted, batch = copy.copy(thing), len(thing.batch_shape)
         for name, value in vars(thing).items():
             if name == "_batch_shape":
                 value = torch.Size([*value[:place], self.number, *value[place:]])
-            lifted.__dict__[name] = self._lifted(value, place)
+            whole = isinstance(value, Transform | list)  # of a transformed distribution
+            least = batch + thing.event_dim if whole else batch + _UNEXPANDED.get(name, 0)
+            lifted.__dict__[name] = self._lifted(value, place, least)
+        return lifted
+
+    def _lifted_transform(self, transform: Transform, place: int, rank: int) -> Transform:
+        """Insert the rows into the parameters of a transform of values with `rank` dims."""
+        if isinstance(transform, _InverseTransform):
+            return self._lifted_transform(transform.inv, place, rank).inv
+        lifted = copy.copy(transform)
+        for name, value in vars(transform).items():
+            if name == "_inv":  # made again when it is asked for
+                lifted.__dict__[name] = None
+            elif name == "_cached_x_y":
+                lifted.__dict__[name] = None, None
+            else:
+                lifted.__dict__[name] = self._lifted(value, place, rank)
         return lifted
 
     def _pyro_post_sample(self, msg: Any) -> None:

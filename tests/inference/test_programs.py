@@ -13,6 +13,7 @@ from pyro.infer.reparam import LocScaleReparam
 from pyro.nn import PyroModule, PyroSample
 from scipy.special import voigt_profile
 from torch import Tensor, nn
+from torch.distributions.transforms import AffineTransform
 
 from capsule_zoo.inference import evaluate
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
@@ -313,6 +314,56 @@ def test_a_switch_before_a_number_in_one_plate_is_annealed():
         spike_and_slab, None, x, chains=64, temperatures=60, simulated=0
     )
     assert annealed_bounds(idata)["lower"] == pytest.approx(total, abs=0.5)
+
+
+FACTOR = torch.linalg.cholesky(torch.eye(5, dtype=torch.float64) + 0.3)
+
+
+def correlated_noise(x):
+    with pyro.plate("cases", len(x)):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(()), 1.0))
+        mean = code[:, None].expand(x.shape)
+        pyro.sample("x", dist.MultivariateNormal(mean, scale_tril=FACTOR), obs=x)
+
+
+def test_rows_may_share_a_covariance():
+    model, rows = as_model(correlated_noise, X)
+    code = double(31, 7)
+    mean = code[:, None].expand(X.shape)
+    expected = dist.MultivariateNormal(mean, FACTOR @ FACTOR.T).log_prob(X)
+    expected = expected + dist.Normal(0.0, 1.0).log_prob(code)
+    assert model.by_row
+    torch.testing.assert_close(
+        log_density(score_latents(model, {"code": code[:, None]}, rows), rows), expected
+    )
+
+
+def stretched(scale):
+    return dist.TransformedDistribution(dist.Normal(0.0, 1.0), [AffineTransform(0.0, scale)])
+
+
+@pytest.mark.parametrize(
+    "prior, likelihood",
+    [
+        (dist.InverseGamma(3.0, 1.0), lambda scale: dist.Normal(0.0, scale)),
+        (dist.Gamma(2.0, 1.0), lambda scale: dist.Gumbel(0.0, scale)),
+        (dist.Gamma(2.0, 1.0), lambda scale: dist.Kumaraswamy(scale, 2.0)),
+        (dist.Gamma(2.0, 1.0), stretched),
+    ],
+)
+def test_transformed_distributions_have_their_density_for_several_rows(prior, likelihood):
+    y = torch.rand(6, generator=torch.Generator().manual_seed(0)) * 0.8 + 0.1
+
+    def program(y):
+        scale = pyro.sample("scale", prior)
+        with pyro.plate("cases", len(y)):
+            pyro.sample("y", likelihood(scale), obs=y)
+
+    model, row = as_model(program, y)
+    scale, rows = torch.tensor([[0.5], [1.0], [2.5]]), tile_batch(row, 3)
+    log_joint = log_density(score_latents(model, {"scale": scale}, rows), rows)
+    expected = prior.log_prob(scale)[:, 0] + likelihood(scale).log_prob(y).sum(1)
+    torch.testing.assert_close(log_joint, expected)
 
 
 def read_outside(x):
