@@ -88,6 +88,11 @@ _TEMPERED, _RATE = (
 )  # steps of the climb, and their length in standard deviations of the prior
 _COLD = 0.01  # first weight of the likelihood; it is 1 after half of the steps
 
+_MULTIVARIATE = (
+    torch.distributions.MultivariateNormal,
+    torch.distributions.LowRankMultivariateNormal,
+)
+
 
 @require_model
 @torch.inference_mode(False)
@@ -321,6 +326,11 @@ def measure_information(distribution: Any, value: Tensor) -> Measured:
             (value - distribution.loc, location.sqrt() / distribution.scale),
             (distribution.scale.log(), scale.sqrt()),
         ]
+    if isinstance(distribution, _MULTIVARIATE):  # uncorrelated in the basis of the factor
+        difference = (value - distribution.loc)[..., None]
+        factor = distribution.scale_tril
+        whitened = torch.linalg.solve_triangular(factor, difference, upper=False)[..., 0]
+        return [(whitened, torch.ones_like(whitened))]
     if isinstance(distribution, torch.distributions.Bernoulli):
         return [(distribution.logits, (distribution.probs * (1 - distribution.probs)).sqrt())]
     if isinstance(

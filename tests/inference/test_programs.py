@@ -333,6 +333,9 @@ def test_rows_may_share_a_covariance():
     expected = dist.MultivariateNormal(mean, FACTOR @ FACTOR.T).log_prob(X)
     expected = expected + dist.Normal(0.0, 1.0).log_prob(code)
     assert model.by_row
+    marginal_covariance = FACTOR @ FACTOR.T + 1.0  # the code adds its variance to every pair
+    exact = dist.MultivariateNormal(X.new_zeros(5), marginal_covariance).log_prob(X)
+    np.testing.assert_allclose(evidence(correlated_noise, X), exact, atol=1e-6)
     torch.testing.assert_close(
         log_density(score_latents(model, {"code": code[:, None]}, rows), rows), expected
     )
