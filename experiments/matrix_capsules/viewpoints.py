@@ -46,6 +46,7 @@ NAMES = {"capsules": "capsules", "plain": "cnn"}  # names of the networks in rec
 COLORS = {"capsules": "C0", "cnn": "C1"}
 LABELS = {"capsules": "matrix capsules", "cnn": "CNN of equal size"}
 TICKS = 0.03, 0.05, 0.1, 0.2, 0.3, 0.5  # ticks of the axis of familiar errors
+WIDE_TICKS = 0.001, 0.01, 0.1  # its ticks where an error is below .01
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 Run = tuple[str, str, int]  # network, factor, seed
 Point = Mapping[str, float]  # error rates at one time of a training, by name
@@ -247,6 +248,7 @@ def errors_where_matched(paths: Mapping[Run, Sequence[Point]], factor: str) -> d
 def plot_paths(paths: Mapping[Run, Sequence[Point]]) -> Figure:
     """Plot novel against familiar error during every training run, with a panel for each factor."""
     figure, (axes,) = panels(len(FACTORS), size=(4, 3.5))
+    least = min(point["familiar"] for path in paths.values() for point in path)
     for (network, factor, _), path in paths.items():
         axis = axes[FACTORS.index(factor)]
         familiar, novel = zip(*((p["familiar"], p["novel"]) for p in path), strict=True)
@@ -254,7 +256,7 @@ def plot_paths(paths: Mapping[Run, Sequence[Point]]) -> Figure:
     for axis, factor in zip(axes, FACTORS, strict=True):
         axis.set_xlabel("error rate on familiar viewpoints")
         axis.set_title(f"novel {factor}s")
-        axis.set_xticks(TICKS)
+        axis.set_xticks(TICKS if least >= 0.01 else WIDE_TICKS)
         plain_numbers(axis.xaxis)
     axes[0].set_ylabel("error rate on novel viewpoints")
     for network, color in COLORS.items():

@@ -328,7 +328,7 @@ def test_a_run_of_whole_pictures_goes_on_and_is_read_at_its_scale(tmp_path, monk
 def test_objects_behind_others_have_no_box(tmp_path, monkeypatch):
     numbers = torch.zeros(6, 8, dtype=torch.long)
     numbers[1:3, 2:5] = 2
-    shown = PictureObjects(
+    visible = PictureObjects(
         torch.tensor([0.0, 0.0, 1.0]),
         torch.ones(2),
         torch.ones(2, 2),
@@ -337,8 +337,8 @@ def test_objects_behind_others_have_no_box(tmp_path, monkeypatch):
         *[None] * 3,
     )
     pictures = [torch.zeros(1, 6, 8), torch.zeros(1, 6, 8)]
-    none = replace(shown, presence=torch.ones(0), centers=torch.ones(0, 2), numbers=0 * numbers)
-    results = [replace(part, unexplained=0.0) for part in (shown, none)]
+    none = replace(visible, presence=torch.ones(0), centers=torch.ones(0, 2), numbers=0 * numbers)
+    results = [replace(part, unexplained=0.0) for part in (visible, none)]
     monkeypatch.setattr(objects, "read_pictures", lambda *_: results)
     entry = SimpleNamespace(model=None, guide=None, name="scenes")
     with pytest.warns(UserWarning, match="1 of 2 objects lie wholly behind others"):
