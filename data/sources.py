@@ -107,7 +107,7 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
             if root
             else "; it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
             f"folder that holds torchvision's {name}, or use the data set 'digits' ('multi-digits' "
-            "for scenes), which needs no download"
+            "for scenes), which needs no download: --data digits"
         )
         raise MissingData(f"no readable {name} in {folder}{remedy}") from error
     tensors = [

@@ -69,8 +69,10 @@ class Views:
             mask &= torch.isin(getattr(self, factor), torch.tensor(list(values)))
         if not mask.any():
             raise ValueError(f"no view of {self.name!r} has {factors}")
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: v[mask] for name, v in values.items() if isinstance(v, Tensor)}
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {
+            name: value[mask] for name, value in parts.items() if isinstance(value, Tensor)
+        }
         return replace(self, **tensors)
 
     def split(self, size: int | Size | None = None) -> Split:

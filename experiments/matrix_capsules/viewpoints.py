@@ -37,7 +37,7 @@ from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry
 
 SETS: Mapping[str, type[Toys3D | LetterViews]] = {"toys3d": Toys3D, "letter-views": LetterViews}
-FAMILIAR = {  # values of a factor that train
+FAMILIAR: Mapping[str, Mapping[str, tuple[int, ...]]] = {  # values of a factor that train
     "toys3d": {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)},
     "letter-views": {"azimuth": (3, 4, 5), "elevation": (3, 4, 5)},
 }

@@ -151,12 +151,12 @@ class Lifting(Messenger):
             return self._lifted_transform(thing, place, rank)
         if not isinstance(thing, Distribution):
             return thing
-        lifted, batch = copy.copy(thing), len(thing.batch_shape)
+        lifted, batch, event = copy.copy(thing), len(thing.batch_shape), len(thing.event_shape)
         for name, value in vars(thing).items():
             if name == "_batch_shape":
                 value = torch.Size([*value[:place], self.number, *value[place:]])
             whole = isinstance(value, Transform | list)  # of a transformed distribution
-            least = batch + thing.event_dim if whole else batch + _UNEXPANDED.get(name, 0)
+            least = batch + event if whole else batch + _UNEXPANDED.get(name, 0)
             lifted.__dict__[name] = self._lifted(value, place, least)
         return lifted
 
