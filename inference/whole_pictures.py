@@ -113,8 +113,8 @@ def read_pictures(
     results = []
     for number, picture in enumerate(pictures):
         picture = as_tensor("pictures", picture)
-        _check_pixels_of(picture)
-        if model.leveling is not None:
+        if model.leveling is not None:  # it would clamp any pixels
+            _check_pixels_of(picture)
             warn_of_other_objects(model.leveling, picture, number)
         leveled = picture if model.leveling is None else model.leveling(picture)
         model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
