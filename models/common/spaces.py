@@ -172,9 +172,10 @@ def _check_form(images: Any, shape: tuple[int, ...] | None = None) -> None:
     if not isinstance(images, Tensor):
         check_tensor("images", images, "torch.Tensor of shape (B, C, H, W)", _ONE_BATCH)
     if images.dim() != 4:
+        other = "; for a program of other data call examine(program, data)" if shape is None else ""
         raise ValueError(
             f"images must have shape (B, C, H, W), not {tuple(images.shape)}; "
-            "add the missing dimensions with images[:, None] or images[None]"
+            f"add the missing dimensions with images[:, None] or images[None]{other}"
         )
     if images.shape[0] == 0:
         raise ValueError("images is an empty batch; give at least one image")
