@@ -116,6 +116,7 @@ def test_another_test_image_is_read():
     assert torch.equal(pixels(panel.image.png), on_screen(images[2:]))
 
 
+@pytest.mark.filterwarnings("ignore:.*was fitted to other images")  # the guide of a view here
 def test_a_file_is_read_whether_chosen_or_dropped_and_inverted_on_demand(panel):
     image = (torch.rand(1, *panel.view.image_shape) * 255).round() / 255
     panel.upload.value = uploaded("seven.png", file_of(image))

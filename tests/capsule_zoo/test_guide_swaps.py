@@ -38,7 +38,7 @@ def small(monkeypatch, few_climbs):
     dataset = few_digits(32, 8, size=12)
     anneal_shortly(monkeypatch)
     monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: dataset)
-    monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: dataset)
+    monkeypatch.setattr(runs, "load_dataset", lambda *_, **__: dataset)
 
     def made(name, image_shape, preset=None):
         return create(name, **{**small_settings(name, preset), "image_shape": image_shape})
