@@ -93,8 +93,7 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
         width = guess_object_size(pictures).diameter
     first = Leveling(float(width), (False,) * len(pictures[0]), 1.0, 1.0)
     small = [first.resize(picture) for picture in pictures]
-    skewness = torch.stack([_third_moment(picture) for picture in small]).sum(0)
-    dark = tuple(bool(skew < 0) for skew in skewness)
+    dark = _are_dark(small)
     contrast = torch.cat([_contrast(picture, dark).flatten() for picture in small])
     contrast = contrast[~contrast.isnan()]
     middle = contrast.median()
@@ -115,12 +114,11 @@ def warn_of_other_objects(leveling: Leveling, picture: Tensor, number: int = 0) 
     """Warn where the objects of a picture (C, H, W) seem to have another tone or another width.
 
     Args:
-        leveling: that of a model.
+        leveling: that of a model, which takes the picture.
         number: the picture's number, for the message.
     """
-    skewness = _third_moment(leveling.resize(picture)) if len(picture) == len(leveling.dark) else ()
-    differs = [bool(s < 0) != dark for s, dark in zip(skewness, leveling.dark, strict=False)]
-    if differs and all(differs):
+    dark = _are_dark([leveling.resize(picture)])
+    if all(now != before for now, before in zip(dark, leveling.dark, strict=True)):
         tone, other = ("darker", "brighter") if leveling.dark[0] else ("brighter", "darker")
         warnings.warn(
             f"objects of picture {number + 1} seem {other} than its ground, and in training they "
@@ -138,6 +136,12 @@ def warn_of_other_objects(leveling: Leveling, picture: Tensor, number: int = 0) 
             "on it",
             stacklevel=3,
         )
+
+
+def _are_dark(pictures: Sequence[Tensor]) -> tuple[bool, ...]:
+    """Return whether the objects of each channel of resized pictures are darker than its ground."""
+    skewness = torch.stack([_third_moment(picture) for picture in pictures]).sum(0)
+    return tuple(bool(skew < 0) for skew in skewness)
 
 
 def _third_moment(picture: Tensor) -> Tensor:

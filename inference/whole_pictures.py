@@ -64,9 +64,14 @@ class PictureObjects:
         """The pixels of each object, bool (n, H, W)."""
         return masks_of(self.numbers[None], len(self.presence))[0]
 
+    @property
+    def visible(self) -> Tensor:
+        """Whether an object has a pixel, and does not lie wholly behind others, bool (n,)."""
+        return self.numbers.flatten().bincount(minlength=self.count + 1)[1:] > 0
+
     @cached_property
     def boxes(self) -> Tensor:
-        """Left, top, right and bottom edge of each object's pixels, (n, 4)."""
+        """Left, top, right and bottom edge of each object's pixels, (n, 4); 0 without pixels."""
         return boxes_of(self.masks[None])[0]
 
 
@@ -113,10 +118,11 @@ def read_pictures(
     results = []
     for number, picture in enumerate(pictures):
         picture = as_tensor("pictures", picture)
-        if model.leveling is not None:  # it would clamp any pixels
-            _check_pixels_of(picture)
+        leveled = picture
+        if model.leveling is not None:
+            _check_pixels_of(picture)  # a leveling clamps them
+            leveled = model.leveling(picture)
             warn_of_other_objects(model.leveling, picture, number)
-        leveled = picture if model.leveling is None else model.leveling(picture)
         model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
         height, width = picture.shape[-2:]
         announce(f"reading picture {number + 1} of {len(pictures)}, {width}x{height} pixels")

@@ -346,7 +346,7 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
         raise ValueError(
             f"image_shape must be [channels, height, width], not {_setting_text(shape)}"
         )
-    trained = _rebuild(recipe) if recipe.pair else None
+    trained = _make_untrained(recipe) if recipe.pair else None
     data = load_dataset(recipe.data, data_root, **_size_of_data(recipe, shape, trained))
     if shape is not None:
         data = data.with_channels(shape[0])
@@ -366,7 +366,7 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             f"{recipe.data} is read as tiles of whole pictures, for the entry scenes; give "
             f"{made.name} a folder of pictures of one size"
         )
-    entry = trained or _rebuild(recipe, {**shapes, **recipe.settings})
+    entry = trained or _make_untrained(recipe, {**shapes, **recipe.settings})
     if recipe.objective is not None:
         entry.objective = make_objective(recipe.objective)
     if entry.training.get("inputs", Inputs()).labels:
@@ -374,7 +374,7 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
     return entry, data
 
 
-def _rebuild(recipe: Recipe, settings: Mapping[str, Any] | None = None) -> Entry:
+def _make_untrained(recipe: Recipe, settings: Mapping[str, Any] | None = None) -> Entry:
     """Return the untrained entry of a recipe: of its pair, or with settings."""
     made = find_registration(recipe.entry)
     pyro.set_rng_seed(recipe.seed)

@@ -132,12 +132,11 @@ def _segment_whole(
             | {"probability": round(float(result.count_probabilities.max()), 4)}
             | {"unexplained": round(result.unexplained, 6)}
         )
-        pixels = result.numbers.flatten().bincount(minlength=result.count + 1)
-        visible = (pixels[1:] > 0).tolist()
-        hidden += visible.count(False)
-        rows = zip(result.presence.tolist(), result.centers.tolist(), result.boxes, strict=True)
-        for index, (presence, (x, y), box) in enumerate(rows, 1):
-            edges = box.int().tolist() if visible[index - 1] else [None] * 4
+        hidden += int((~result.visible).sum())
+        parts = (result.presence, result.centers, result.boxes.int(), result.visible)
+        rows = zip(*(part.tolist() for part in parts), strict=True)
+        for index, (presence, (x, y), box, visible) in enumerate(rows, 1):
+            edges = box if visible else [None] * len(EDGES)
             places = dict(zip(EDGES, edges, strict=True))
             row = {"object": index, "presence": round(presence, 4), "x": round(x, 1)}
             objects.append({**named, **row, "y": round(y, 1), **places})

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import group_by_quantity, held_out_bounds, means_of
+from capsule_zoo.experiments.part_whole.augment import BATCH_SIZE
 from capsule_zoo.experiments.part_whole.classification import PROBED, READERS, fit_probes
 from capsule_zoo.records import Numbers
-
-BATCH_SIZE = 32  # small batches learn faster for their time
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class PerImageGuide(Guide[Model]):
 
 def _sum_pixels(images: Tensor) -> Tensor:
     """Return the sum over the pixels of each image, (B,), without missing ones."""
-    return images.detach().nan_to_num().flatten(1).double().sum(1)
+    return images.detach().flatten(1).nansum(1, dtype=torch.float64)
 
 
 def families_of(model: Model) -> dict[str, ByLogits | Continuous]:

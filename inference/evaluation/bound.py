@@ -1,6 +1,6 @@
 """Check whether the log weight of a pair is a bound, and name the bounded quantity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyro.distributions import Unit
 from pyro.poutine import Trace
@@ -19,11 +19,7 @@ def point_sites(model_trace: Trace, guide_trace: Trace) -> set[str]:
     `<site>_aux`), or to all that have no such site, and then has as many numbers as these.
     """
     wanted, drawn = latent_sites(model_trace), latent_sites(guide_trace)
-    dense = {
-        name
-        for name, site in drawn.items()
-        if site["infer"].get("is_auxiliary") and not is_delta(site["fn"])
-    }
+    dense = _dense_auxiliaries(drawn)
     auxiliaries = {name: {f"{name}_unconstrained", f"{name}_aux"} for name in wanted}
     points = {
         name
@@ -40,10 +36,15 @@ def stray_auxiliaries(model_trace: Trace, guide_trace: Trace) -> set[str]:
     """Return auxiliary sites of a guide that have a density, where no Delta carries its draws."""
     wanted, drawn = latent_sites(model_trace), latent_sites(guide_trace)
     carried = any(n in drawn and is_delta(drawn[n]["fn"]) for n in wanted)
+    return set() if carried else _dense_auxiliaries(drawn)
+
+
+def _dense_auxiliaries(drawn: Mapping[str, dict]) -> set[str]:
+    """Return the names of auxiliary sites that have a density."""
     return {
         name
         for name, site in drawn.items()
-        if site["infer"].get("is_auxiliary") and not is_delta(site["fn"]) and not carried
+        if site["infer"].get("is_auxiliary") and not is_delta(site["fn"])
     }
 
 

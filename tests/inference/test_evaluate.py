@@ -307,7 +307,7 @@ def guesses(images, labels=None, points=(), needless=False):
 NO_BOUNDS = {
     "a needless draw": (two_numbers, partial(guesses, needless=True), "draws u"),
     "points": (two_numbers, partial(guesses, points="a"), "points at a"),
-    "points beside it": (two_numbers, partial(guesses, points="ab", needless=True), "at a, b"),
+    "points next to it": (two_numbers, partial(guesses, points="ab", needless=True), "at a, b"),
     "a factor": (partial(two_numbers, factor=5.0), guesses, "penalty is a factor"),
 }
 
@@ -319,7 +319,7 @@ def test_what_is_no_bound_is_called_none(case):
     assert attrs["is_bound"] == 0 and reason in attrs["not_a_bound"]
 
 
-def test_points_beside_a_guide_of_other_sites_are_no_bound():
+def test_points_next_to_a_guide_of_other_sites_are_no_bound():
     guide = AutoGuideList(two_numbers)
     for kind, name in ((AutoDelta, "a"), (AutoDiagonalNormal, "b")):
         guide.append(kind(poutine.block(two_numbers, expose=[name])))
