@@ -535,6 +535,11 @@ def open_pictures(
         return entry, images[::step], files[::step], out
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
+    if files and size is not None:
+        announce(
+            f"pictures of other sizes are resized to {size[0]}x{size[1]} pixels, in which boxes "
+            "and masks are measured; with a number of slots they keep their sizes"
+        )
     if entry.observes_images:
         split = split.with_channels(entry.model.image_shape[0])
     return entry, split, files, out

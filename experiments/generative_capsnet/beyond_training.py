@@ -109,25 +109,31 @@ class Decoder:
 
 CONVOLUTIONAL = {"hidden": 256}
 LINEAR = {"motion": "linear"}
+LONG = {"latent": 128}  # numbers of a code, by default 20
 DECODERS = {
     "autoencoder": Decoder("conditional-autoencoder", sizes=CONVOLUTIONAL),
     "autoencoder_linear": Decoder(
         "conditional-autoencoder", sizes={**CONVOLUTIONAL, "decoder": "linear"}
     ),
+    "autoencoder_long": Decoder("conditional-autoencoder", sizes={**CONVOLUTIONAL, **LONG}),
     "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
     "broadcast": Decoder("conditional-autoencoder", preset="broadcast"),
     "digit_capsules": Decoder("generative-capsnet"),
     "continuous": Decoder("generative-capsnet", preset="continuous"),
     "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
     "continuous_linear": Decoder("generative-capsnet", sizes=LINEAR, preset="continuous"),
+    "continuous_long": Decoder("generative-capsnet", sizes=LONG, preset="continuous"),
 }
 ENCODER: dict[str, Any] = dict(channels=32, hidden=256)
 FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)  # arguments with the fastest training
-RATES = {"continuous": 1e-3, "continuous_linear": 1e-3}  # learning rates; at .003 images stay blank
+RATES = dict.fromkeys(  # learning rates; at .003 images stay blank
+    ("continuous", "continuous_linear", "continuous_long"), 1e-3
+)
 SHIFTED_DECODERS = (
     *("autoencoder", "autoencoder_linear"),
     *("digit_capsules", "continuous", "digit_capsules_linear"),
 )
+ROTATED_DECODERS = (*SHIFTED_DECODERS, "continuous_linear")
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class Trainings:
         images: number of test images of each rare class.
     """
 
-    decoders: tuple[str, ...] = tuple(name for name in DECODERS if name not in ("vae", "broadcast"))
+    decoders: tuple[str, ...] = ROTATED_DECODERS
     seeds: int = 1
     steps: int = 20_000
     images: int = 300
@@ -188,6 +194,19 @@ def shift_at_length(options: Options, settings: Lengths) -> Result:
 )
 def shift_beyond_at_length(options: Options, settings: Lengths) -> Result:
     """Shift all digits by up to 10 pixels, request up to 20, 20,000 updates (100 core-minutes)."""
+    return compare_decoders(options, settings)
+
+
+@experiment(
+    "generative-capsnet/codes",
+    data="mnist",
+    defaults=dict(
+        protocols=("rotate",),
+        decoders=("autoencoder", "autoencoder_long", "continuous", "continuous_long"),
+    ),
+)
+def codes(options: Options, settings: Lengths) -> Result:
+    """Rotate digits beyond training with codes of 20 and of 128 numbers (40 core-minutes)."""
     return compare_decoders(options, settings)
 
 

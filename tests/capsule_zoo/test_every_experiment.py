@@ -148,6 +148,7 @@ MINIATURES = {
     "generative-capsnet/at-length": decoding(ANGLES),
     "generative-capsnet/shift-at-length": decoding(ANGLES),
     "generative-capsnet/shift-beyond-at-length": decoding(ANGLES),
+    "generative-capsnet/codes": decoding(ANGLES),
     "matrix-capsules/mnist": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/votes": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),

@@ -254,7 +254,9 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
     assert pd.read_csv(tmp_path / "larger" / "counts.csv")["count"].between(0, 3).all()
 
 
-def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, monkeypatch):
+def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("scenes"), "image_shape": (1, 35, 35)}
     (tmp_path / "own").mkdir()
@@ -269,6 +271,7 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
             main(["segment", "run", "--draws", "1", *options])
         counts = pd.read_csv(tmp_path / options[-1] / "counts.csv")
         assert ended.value.code == 0 and len(counts) == number
+        assert ("resized to 35x35 pixels" in capsys.readouterr().err) == (number == 6)
         if number == 6:
             assert counts["file"].tolist() == [f"picture-{n}.png" for n in range(6)]
             assert "file" in pd.read_csv(tmp_path / "all" / "objects.csv")
