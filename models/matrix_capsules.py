@@ -218,10 +218,30 @@ class MatrixCapsules(Classifier):
             return super().explain(outputs, images, labels)
         super().explain(outputs[..., 0], images, labels)
         if self.training and labels is not None:
-            drawn = self.decoder(self.mask_capsules(outputs[..., 1:], labels)).sigmoid()
-            error = (drawn - images.flatten(-3)).square().sum(-1)
+            error = (self.draw(outputs[..., 1:], labels) - images).square().sum((-3, -2, -1))
             with error.device:  # the device, as in `sample_label`
                 pyro.factor("reconstruction", -self.reconstruction * error)
+
+    def draw(self, poses: Tensor, labels: Tensor) -> Tensor:
+        """Decode the poses of class capsules to images (*batch, C, H, W).
+
+        Args:
+            poses: (*batch, J, 16), or (*batch, 1, 16) of the labels' capsules alone.
+            labels: the classes whose capsules are drawn, (*batch,).
+
+        Raises:
+            ValueError: the model has no decoder.
+        """
+        if self.decoder is None:
+            raise ValueError(
+                "this model has no decoder, which draws images from poses; train the preset "
+                "decoder, on the command line --set preset=decoder"
+            )
+        return (
+            self.decoder(self.mask_capsules(poses, labels))
+            .sigmoid()
+            .unflatten(-1, self.image_shape)
+        )
 
     @property
     def margin(self) -> float:

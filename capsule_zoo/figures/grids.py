@@ -1,7 +1,7 @@
 """Grids of pictures: rows of images, and colors for parts and for signed values."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +70,27 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     axis.spines[:].set_visible(False)
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+def draw_changes(
+    draw: Callable[[Tensor], Tensor], numbers: Tensor, changes: Tensor, rows: int
+) -> dict[str, Tensor]:
+    """Return pictures of numbers (D,) with one of them changed, a row for each number.
+
+    The rows are those of the numbers that change the picture most, in the order of the numbers.
+
+    Args:
+        draw: returns the pictures (N, C, H, W) of numbers (N, D).
+        changes: what is added to a number, (S,), or to each of them, (S, D).
+        rows: the most rows.
+    """
+    size, steps = len(numbers), len(changes)
+    change = changes.reshape(steps, -1).expand(steps, size)
+    changed = numbers + torch.einsum("sd,de->dse", change, torch.eye(size).to(numbers))
+    drawn = draw(changed.flatten(0, 1)).unflatten(0, (size, steps))
+    effect = (drawn[:, -1] - drawn[:, 0]).square().sum((1, 2, 3))
+    indices = effect.argsort(descending=True)[:rows].sort().values
+    return {f"number {d + 1}": drawn[d] for d in indices.tolist()}
 
 
 def split_into_rows(kind: str, images: Tensor, length: int = COLUMNS) -> dict[str, Tensor]:

@@ -12,11 +12,14 @@ from variants import create, small_settings
 
 from capsule_zoo.figures import energy, generic, grids
 from capsule_zoo.figures.curves import accuracy_curves, number_curves
+from capsule_zoo.figures.grids import draw_changes
 from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.settings import configure
+from capsule_zoo.zoo.matrix_capsules import figures as matrix_figures
 from capsule_zoo.zoo.part_whole import figures as part_whole
 
 
@@ -48,6 +51,37 @@ def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
     rows = grids.split_into_rows("parts", torch.arange(29), 12)
     assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
     assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
+
+
+def test_changes_are_of_one_number_and_rows_of_those_that_change_most():
+    scale = torch.tensor([1.0, 0.1, 3.0])  # how much a pixel changes with each number
+    numbers = torch.tensor([0.5, 0.2, 0.3])
+    steps = torch.tensor([[-1.0] * 3, [0.0] * 3, [1.0, 1.0, 0.5]])
+    drawn = draw_changes(lambda x: (x * scale)[:, None, None], numbers, steps, 2)
+    assert list(drawn) == ["number 1", "number 3"]
+    for row, index in (("number 1", 0), ("number 3", 2)):
+        expected = (numbers * scale).repeat(3, 1)
+        expected[:, index] += scale[index] * steps[:, index]
+        torch.testing.assert_close(drawn[row][:, 0, 0], expected)
+
+
+def test_changed_poses_are_of_the_first_image_and_need_a_decoder(monkeypatch):
+    drawn = dict[str, torch.Tensor]()
+    monkeypatch.setattr(matrix_figures, "image_rows", lambda rows, title: drawn.update(rows))
+    entry = create("matrix-capsules", **small_settings("matrix-capsules:decoder"))
+    images = torch.rand(5, *entry.model.image_shape)
+    matrix_figures.poses(entry, images)
+    with torch.no_grad(), eval_mode(entry.model):
+        classes = entry.model.capsules(images)[-1]
+        label = classes.logits[:1, 0].argmax(-1)
+        reconstruction = entry.model.draw(classes.pose[:1, 0].flatten(2), label)[0]
+    assert len(drawn) == 8
+    for row in drawn.values():
+        torch.testing.assert_close(row[5], reconstruction)  # in the middle nothing changes
+        assert (row[0] - row[-1]).abs().max() > 1e-4
+    plain = create("matrix-capsules", **small_settings("matrix-capsules"))
+    with pytest.raises(ValueError, match="--set preset=decoder"):
+        matrix_figures.poses(plain, images)
 
 
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.grids import COLUMNS, image_rows
+from capsule_zoo.figures.grids import COLUMNS, draw_changes, image_rows
 from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.routing.vector_capsules import squash
 
@@ -34,16 +34,13 @@ def dimensions(entry: Entry, images: Tensor, rows: int = 8) -> "Figure":
     """
     with eval_mode(entry.guide):
         capsules = squash(entry.guide.poses(images[:1]))  # (1, J, 16)
-    winner = capsules.norm(dim=-1).argmax(-1)  # (1,)
-    size = capsules.shape[-1]
-    moved = capsules.repeat(size * len(STEPS), 1, 1)
-    change = torch.einsum("s,de->dse", STEPS.to(capsules), torch.eye(size).to(capsules))
-    moved[:, winner] += change.flatten(0, 1)[:, None]
-    drawn = entry.model.draw(moved, winner.expand(len(moved)))
-    drawn = drawn.unflatten(0, (size, len(STEPS)))
-    spread = (drawn[:, -1] - drawn[:, 0]).square().sum((1, 2, 3))
-    indices = spread.argsort(descending=True)[:rows].sort().values
-    pictures = {f"number {d + 1}": drawn[d] for d in indices.tolist()}
+    winner = int(capsules.norm(dim=-1).argmax())
+
+    def draw(numbers: Tensor) -> Tensor:
+        labels = torch.full((len(numbers),), winner, device=numbers.device)
+        return entry.model.draw(numbers[:, None], labels)
+
+    pictures = draw_changes(draw, capsules[0, winner], STEPS.to(capsules), rows)
     return image_rows(
         pictures, "One number of the longest capsule, changed by -0.25 (left) to 0.25 (right)"
     )

@@ -10,7 +10,7 @@ from capsule_zoo.inference import Inputs, Pace, SpreadLoss
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
 from capsule_zoo.registry import register
-from capsule_zoo.zoo.matrix_capsules.figures import votes
+from capsule_zoo.zoo.matrix_capsules.figures import poses, votes
 
 
 def loss_of(model: MatrixCapsules) -> ELBO:
@@ -28,7 +28,14 @@ register(
     guides={"exact": ExactLabel},
     objective=loss_of,
     training=TRAINING,
-    presets={"full": dict(model=partial(MatrixCapsules, routing=ROUTING, **PRESETS["full"]))},
+    presets={
+        "full": dict(model=partial(MatrixCapsules, routing=ROUTING, **PRESETS["full"])),
+        "decoder": dict(
+            model=partial(MatrixCapsules, routing=ROUTING, reconstruction=5e-4),
+            figures={"votes": votes, "poses": poses},
+            summary="A classifier, and a decoder that draws an image from the pose of its class.",
+        ),
+    },
     figures={"votes": votes},
     summary="A classifier whose layers are inferred by routing.",
     small=dict(image_shape=(1, 17, 17), classes=2, features=3, capsules=(2, 2, 2)),

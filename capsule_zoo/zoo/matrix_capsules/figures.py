@@ -1,17 +1,19 @@
-"""Figures of matrix capsules: mistakes, and the history of votes."""
+"""Figures of matrix capsules: mistakes, the history of votes, and changes of a pose."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.grids import panels
+from capsule_zoo.figures.grids import draw_changes, image_rows, panels
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.inference.evaluation.classification import classify
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import Classifier
+from capsule_zoo.models.common.modes import eval_mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +41,31 @@ def votes(entry: Entry, images: Tensor) -> "Figure":
         axis.set_ylabel("number of children")
     figure.supxlabel("distance of vote and class (pose units)", fontsize=9)
     return figure
+
+
+@torch.no_grad()
+def poses(entry: Entry, images: Tensor, rows: int = 8) -> "Figure":
+    """Draw the first image from the pose of its class with one number changed, as decoded.
+
+    A number changes by up to two standard deviations of the poses of a hundred images' classes. The
+    figure has a row for each of the numbers that change the image most.
+
+    Raises:
+        ValueError: the model has no decoder.
+    """
+    with eval_mode(entry.model):
+        classes = entry.model.capsules(images[:100])[-1]
+        labels = classes.logits[:, 0].argmax(-1)
+        winners = classes.pose[:, 0].flatten(2)[torch.arange(len(labels)), labels]  # (B, 16)
+
+        def draw(numbers: Tensor) -> Tensor:
+            return entry.model.draw(numbers[:, None], labels[:1].expand(len(numbers)))
+
+        changes = torch.linspace(-2, 2, 11).to(winners)[:, None] * winners.std(0)
+        pictures = draw_changes(draw, winners[0], changes, rows)
+    return image_rows(
+        pictures, "One number of the pose, changed by -2 (left) to 2 (right) standard deviations"
+    )
 
 
 def mistakes(model: Classifier, split: Split, most: int = 36) -> "Figure":
