@@ -17,7 +17,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.check import latent_sites, name_of, shorten_errors
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.common.modes import PYRO_LOCK
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.common.param_store import take_over
 
 Taken = ParamSpec("Taken")
@@ -102,7 +102,7 @@ def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -
         return program
     arguments = call_arguments(images, labels)
     try:
-        with PYRO_LOCK, torch.random.fork_rng(), torch.no_grad(), poutine.block():
+        with eval_mode(program), torch.random.fork_rng(), torch.no_grad(), poutine.block():
             trace = poutine.trace(program, param_only=True).get_trace(*arguments)
     except Exception as error:
         raise ValueError(f"{name_of(program)} cannot run on these images: {error}") from error
@@ -197,8 +197,9 @@ def _declaration(arguments: Mapping[str, Any]) -> str:
     try:
         images = arguments["images"]
         images = getattr(images, "images", images)[:2]
-        with PYRO_LOCK, torch.random.fork_rng(), torch.no_grad(), poutine.block():
-            drawn = latent_sites(poutine.trace(arguments["model"]).get_trace(images))
+        model = arguments["model"]
+        with eval_mode(model), torch.random.fork_rng(), torch.no_grad(), poutine.block():
+            drawn = latent_sites(poutine.trace(model).get_trace(images))
         declared = ", ".join(
             f'Site("{name}", plates=("images",), event_dim={site["fn"].event_dim})'
             for name, site in drawn.items()

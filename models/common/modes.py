@@ -11,6 +11,7 @@ from threading import RLock
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 PYRO_LOCK = RLock()  # held by the thread that runs Pyro programs
 
@@ -19,17 +20,26 @@ PYRO_LOCK = RLock()  # held by the thread that runs Pyro programs
 def eval_mode(*programs: Callable) -> Iterator[None]:
     """Put modules in evaluation mode (running statistics) and restore their modes at the end.
 
-    Plain functions among the programs have no mode and are left alone.
+    Every module that is called inside the context is in evaluation mode, too: a plain function does
+    not tell which modules it calls.
     """
     with PYRO_LOCK:
         modules = _modules(programs)
-        before = [(part, part.training) for module in modules for part in module.modules()]
+        before = {part: part.training for module in modules for part in module.modules()}
         for module in modules:
             module.eval()
+
+        def evaluate(module: nn.Module, inputs: object) -> None:
+            if module.training:
+                before.setdefault(module, True)
+                module.training = False
+
+        hook = register_module_forward_pre_hook(evaluate)
         try:
             yield
         finally:
-            for part, training in before:
+            hook.remove()
+            for part, training in before.items():
                 part.training = training
 
 
@@ -55,4 +65,6 @@ def use_seed(seed: int) -> Iterator[None]:
 
 
 def _modules(programs: tuple[Callable, ...]) -> list[nn.Module]:
-    return [program for program in programs if isinstance(program, nn.Module)]
+    """Return the modules among programs, and those of which a program is a method."""
+    owners = [getattr(program, "__self__", program) for program in programs]
+    return [owner for owner in owners if isinstance(owner, nn.Module)]

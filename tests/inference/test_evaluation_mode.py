@@ -1,7 +1,11 @@
 """Whatever measures or draws does so in evaluation mode, and leaves modules in their own mode."""
 
+import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from capsule_zoo.data import Split
@@ -18,6 +22,7 @@ from capsule_zoo.inference import (
     sample,
 )
 from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.inference.functions import as_module
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.registry import create, small_settings
@@ -81,3 +86,50 @@ def test_error_rates_are_those_of_evaluation_mode():
     for _ in range(8):
         assert torch.equal(classify(model, guide, IMAGES), expected)
     assert model.training
+
+
+class Reader(nn.Module):
+    """A network whose values in training depend on the batch and on chance."""
+
+    def __init__(self, latent):
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(64, latent), nn.BatchNorm1d(latent), nn.Dropout(0.5))
+        self.head[1].running_mean.fill_(0.3)
+
+    def guide(self, images=None, labels=None):
+        pyro.module("reader", self)
+        with pyro.plate("images", len(images)):
+            mean = self.head(images.flatten(1))
+            pyro.sample("image_code", dist.Normal(mean, 1.0).to_event(1))
+
+
+@pytest.mark.parametrize("form", ["function", "method"])
+@pytest.mark.parametrize("verb", ["evaluate", "compare", "encode"])
+def test_modules_that_a_function_calls_are_in_evaluation_mode_too(form, verb):
+    model, _ = pair("vae")
+    torch.manual_seed(1)
+    reader = Reader(model.latent)
+    guide = reader.guide
+    if form == "function":
+
+        def guide(images=None, labels=None):
+            reader.guide(images)
+
+    buffers = [b.clone() for b in reader.buffers()]
+    guide = as_module(guide, IMAGES)
+
+    torch.manual_seed(2)
+    answer = DRAW[verb](model, guide)
+    assert reader.training and reader.head[2].training
+    for now, before in zip(reader.buffers(), buffers, strict=True):
+        assert torch.equal(now, before)
+    reader.eval()
+    torch.manual_seed(2)
+    expected = DRAW[verb](model, guide)
+    assert not reader.training
+    if verb == "evaluate":
+        answer, expected = answer.sample_stats, expected.sample_stats
+    if verb == "compare":
+        answer, expected = (x.drop(columns="seconds_per_image") for x in (answer, expected))
+    for name in expected:
+        np.testing.assert_array_equal(np.asarray(answer[name]), np.asarray(expected[name]))
