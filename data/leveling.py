@@ -46,12 +46,14 @@ class Leveling(Settings):
             taken to cover less than half.
         scale: typical contrast of an object, in units of the picture's range.
         top: value of asinh(contrast / scale) that becomes 1.
+        guessed_width: the width that the pictures' objects seem to have, if another was given.
     """
 
     width: float
     dark: tuple[bool, ...]
     scale: float
     top: float
+    guessed_width: float | None = None
 
     def __call__(self, picture: Tensor) -> Tensor:
         """Return a picture (C, H, W) leveled, (1, h, w); missing pixels (NaN) stay missing.
@@ -89,6 +91,7 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
     Raises:
         ValueError: pictures without contrast, or of which no width can be guessed.
     """
+    guessed = _guess_width(pictures) if width is not None else None
     if width is None:
         width = guess_object_size(pictures).diameter
     first = Leveling(float(width), (False,) * len(pictures[0]), 1.0, 1.0)
@@ -107,7 +110,7 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
         )
     scale = float(above.median())
     top = float(_quantile((contrast / scale).asinh(), TOP))
-    return Leveling(float(width), dark, scale, top)
+    return Leveling(float(width), dark, scale, top, guessed)
 
 
 def warn_of_other_objects(leveling: Leveling, picture: Tensor, number: int = 0) -> None:
@@ -125,14 +128,11 @@ def warn_of_other_objects(leveling: Leveling, picture: Tensor, number: int = 0) 
             f"were {tone}, so that counts may be wrong; train on this picture, or invert it",
             stacklevel=3,
         )
-    try:
-        width = guess_object_size([picture.nan_to_num()]).diameter
-    except ValueError:  # it shows no objects
-        return
-    if not 1 / OTHER_WIDTH < width / leveling.width < OTHER_WIDTH:
+    width, before = _guess_width([picture]), leveling.guessed_width or leveling.width
+    if width is not None and not 1 / OTHER_WIDTH < width / before < OTHER_WIDTH:
         warnings.warn(
             f"objects of picture {number + 1} seem {width:.0f} pixels wide, and in training they "
-            f"were {leveling.width:.0f}, so that counts may be wrong; resize the picture, or train "
+            f"seemed {before:.0f}, so that counts may be wrong; resize the picture, or train "
             "on it",
             stacklevel=3,
         )
@@ -184,3 +184,11 @@ def _difference(picture: Tensor, dark: tuple[bool, ...]) -> Tensor:
         smooth = torch.from_numpy(ndimage.gaussian_filter(ground, SMOOTH * OBJECT))
         differences.append((bright - smooth).clamp_min(0))
     return torch.stack(differences)
+
+
+def _guess_width(pictures: Sequence[Tensor]) -> float | None:
+    """Return the width that objects of pictures seem to have; None if they show no objects."""
+    try:
+        return float(guess_object_size([picture.nan_to_num() for picture in pictures]).diameter)
+    except ValueError:
+        return None

@@ -81,6 +81,7 @@ def test_objects_of_another_tone_or_width_are_pointed_out():
         warnings.simplefilter("error")
         warn_of_other_objects(leveling, picture)
         warn_of_other_objects(leveling, torch.full_like(picture, 0.2))
+        warn_of_other_objects(fit_leveling([picture], 40.0), picture)  # the user knows better
     with pytest.warns(UserWarning, match="picture 3 seem darker than its ground"):
         warn_of_other_objects(leveling, 1 - picture, 2)
     large = interpolate(picture[None], scale_factor=2)[0]
