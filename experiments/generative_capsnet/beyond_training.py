@@ -187,29 +187,6 @@ def shift_at_length(options: Options, settings: Lengths) -> Result:
     return compare_decoders(options, settings)
 
 
-@experiment(
-    "generative-capsnet/shift-beyond-at-length",
-    data="mnist",
-    defaults=dict(protocols=("shift-beyond",), decoders=SHIFTED_DECODERS),
-)
-def shift_beyond_at_length(options: Options, settings: Lengths) -> Result:
-    """Shift all digits by up to 10 pixels, request up to 20, 20,000 updates (100 core-minutes)."""
-    return compare_decoders(options, settings)
-
-
-@experiment(
-    "generative-capsnet/codes",
-    data="mnist",
-    defaults=dict(
-        protocols=("rotate",),
-        decoders=("autoencoder", "autoencoder_long", "continuous", "continuous_long"),
-    ),
-)
-def codes(options: Options, settings: Lengths) -> Result:
-    """Rotate digits beyond training with codes of 20 and of 128 numbers (40 core-minutes)."""
-    return compare_decoders(options, settings)
-
-
 @dataclass(frozen=True)
 class Task:
     """The training of one decoder: the requests, the settings, a guide if not its usual one.

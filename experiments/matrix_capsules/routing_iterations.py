@@ -14,8 +14,8 @@ import pyro
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import group_by_quantity, means_of, single
-from capsule_zoo.experiments.matrix_capsules.classification import SHIFT
 from capsule_zoo.experiments.training import load_run, use_device
+from capsule_zoo.experiments.zoo.equal_network import SHIFT
 from capsule_zoo.inference import Checks, Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load

@@ -20,8 +20,8 @@ from capsule_zoo.data import LetterViews, Split, Toys3D, Views
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.experiments import Job, Options, Result, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
-from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo.equal_network import (
+    NETWORK,
     Search,
     Task,
     create_network,

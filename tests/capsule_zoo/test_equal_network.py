@@ -5,9 +5,8 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, find_experiment
-from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo import equal_network
-from capsule_zoo.experiments.zoo.equal_network import Equal, errors_of_changed, reader_of
+from capsule_zoo.experiments.zoo.equal_network import NETWORK, Equal, errors_of_changed, reader_of
 from capsule_zoo.inference import fgsm
 from capsule_zoo.models.routing.vector_capsules import primary_capsules
 from capsule_zoo.registry import create, find_registration, load, save_entry, small_settings

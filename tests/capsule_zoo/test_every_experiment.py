@@ -135,22 +135,12 @@ MINIATURES = {
     ),
     "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),
-    "capsule-rbm/fashion-classes": Miniature(
-        dict(seeds=1, capsules=3, units=2, samples=8, sweeps=2, epochs=1), 0.01, 12
-    ),
     "capsule-rbm/learning-curve": Miniature(dict(updates=(2, 3)), 0.005, 12),
     "capsule-helmholtz/mnist": Miniature(dict(particles=4), 0.005, 12),
     "capsule-helmholtz/fashion": Miniature(dict(particles=4), 0.005, 12),
-    "capsule-helmholtz/parents": Miniature(
-        dict(particles=4, images=8, capsules=(2, 3), samples=30, epochs=1), 0.005, 12
-    ),
     "generative-capsnet/mnist": decoding({**ANGLES, "inferred": 2, "bounded": 10, "particles": 3}),
     "generative-capsnet/at-length": decoding(ANGLES),
     "generative-capsnet/shift-at-length": decoding(ANGLES),
-    "generative-capsnet/shift-beyond-at-length": decoding(ANGLES),
-    "generative-capsnet/codes": decoding(ANGLES),
-    "matrix-capsules/mnist": Miniature({}, 0.003, 17, (40, 12)),
-    "matrix-capsules/votes": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
     "matrix-capsules/equal-network": Miniature(
         dict(EQUAL, epsilons=(0.1,), sizes=MATRIX), 1e-9, 17, (24, 12)
@@ -238,17 +228,6 @@ MINIATURES = {
     ),
     "part-whole/points-first": Miniature(dict(seeds=1, images=8, particles=3), 0.05, 14, (60, 12)),
     "part-whole/free-form": Miniature(dict(steps=(2, 3), fitted=30, tested=8), 0.002, 14, (60, 12)),
-    "part-whole/types": Miniature(
-        dict(
-            **dict(
-                degrees=(0, 90), seeds=1, steps=4, types=2, instances=(3,), probed=40, tested=20
-            ),
-            sizes={k: v for k, v in sizes_of("part-whole").items() if k != "painting"},
-        ),
-        None,
-        None,
-        (60, 12),
-    ),
     "part-whole/classify": Miniature(
         {},
         0.001,

@@ -29,7 +29,6 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
-from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.inference.objects import boxes, count, segment
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.posterior.widen import widen
@@ -184,7 +183,6 @@ OF_IMAGES = {
     "fill_in": ("vae", lambda m, g, x: fill_in(m, g, x, num_particles=2).images),
     "widen": ("part-whole", lambda m, g, x: widen(m, g, x, steps=1).scale("part_pose")),
     "classify": ("cnn", classify),
-    "vote_history": ("matrix-capsules", lambda m, g, x: vote_history(m, x).distance),
     "count": ("scenes", count),
     "segment": ("scenes", segment),
     "boxes": ("scenes", lambda m, g, x: torch.cat([torch.as_tensor(b) for b in boxes(m, g, x)])),

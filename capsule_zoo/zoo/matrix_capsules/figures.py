@@ -11,9 +11,9 @@ from capsule_zoo.entry import Entry
 from capsule_zoo.figures.grids import draw_changes, image_rows, panels
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.inference.evaluation.classification import classify
-from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import Classifier
 from capsule_zoo.models.common.modes import eval_mode
+from capsule_zoo.zoo.matrix_capsules.vote_history import vote_history
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

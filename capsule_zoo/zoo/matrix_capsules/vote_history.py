@@ -27,15 +27,6 @@ class VoteHistory(NamedTuple):
     weight: Tensor
     wins: Tensor
 
-    def mean_distance(self, class_mask: Tensor) -> Tensor:
-        """Return the mean distance (iterations, N) of votes for the chosen classes (N, classes)."""
-        weight = self.weight * class_mask[:, :, None]
-        return (weight * self.distance).sum((2, 3)) / weight.sum((2, 3))
-
-    def winner_fraction(self) -> Tensor:
-        """Return the fraction of children assigned to the likeliest class, (iterations, N)."""
-        return (self.weight * self.wins[:, :, None]).sum((2, 3)) / self.weight.sum((2, 3))
-
 
 @torch.no_grad()
 def vote_history(model: MatrixCapsules, images: Images, batch_size: int = 100) -> VoteHistory:

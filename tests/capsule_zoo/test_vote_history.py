@@ -1,13 +1,11 @@
 """Distances of votes and responsibilities are compared with the votes written out."""
 
-from itertools import product
-
 import pytest
 import torch
 
 from capsule_zoo.guides import EMRouting
-from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import MatrixCapsules
+from capsule_zoo.zoo.matrix_capsules.vote_history import vote_history
 
 
 @pytest.fixture
@@ -33,14 +31,3 @@ def test_distances_are_those_of_the_votes(recording):
     mean = votes.gather(votes.uniform()).mean[:, 0]  # after the first iteration
     distance = (cast - mean[..., None]).norm(dim=2)
     torch.testing.assert_close(history.distance[0], distance, rtol=1e-3, atol=1e-3)
-
-
-def test_means_are_weighted_by_assignment(recording):
-    _, _, history = recording
-    near, fraction = history.mean_distance(history.wins), history.winner_fraction()
-    for t, n in product(range(3), range(5)):
-        weight = history.weight[t, n]
-        (winner,) = history.wins[n].nonzero().flatten().tolist()
-        mean = (weight[winner] * history.distance[t, n, winner]).sum() / weight[winner].sum()
-        assert near[t, n].item() == pytest.approx(mean.item(), rel=1e-5)
-        assert fraction[t, n].item() == pytest.approx((weight[winner].sum() / weight.sum()).item())
