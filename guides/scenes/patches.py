@@ -45,7 +45,7 @@ class Patches:
         """P, the height and width of a patch."""
         return self.cover.shape[-1]
 
-    def __getitem__(self, index: Tensor) -> "Patches":
+    def __getitem__(self, index: Tensor | slice) -> "Patches":
         fields = (self.cover, self.corner, self.pose, self.log_ratio, self.number)
         return Patches(tuple(layer[index] for layer in self.layers), *(x[index] for x in fields))
 

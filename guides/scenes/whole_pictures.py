@@ -13,8 +13,9 @@ over the connected clusters of proposals, and so is the distribution of the pres
     q(z | u) = prod_c q(z_c | u),    q(z_c | u) = w_{z_c} / sum of all w_{z_c}
 
 Proposals are made at the peaks of what the present objects leave unexplained, in rounds. Then every
-object is proposed again, given all others, and so is one object in place of two that stand close;
-these proposals are refined by gradient steps.
+object is proposed again, given all others, and so is one object in place of two that stand close.
+At last objects are proposed apart from the present ones. All but the first rounds' proposals are
+refined by gradient steps.
 
 A cluster of at most `MOST` proposals has all its subsets summed. In a larger one a greedy search
 finds the best presences. Members that it can change only at a great loss stay as they are, and the
@@ -87,18 +88,27 @@ class PictureReader:
         self.side = 2 * math.ceil(1.5 * model.size)
         self._proposed, self._clusters = 0, dict[tuple[int, ...], list[Cluster]]()
         self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
+        corner = torch.zeros(1, 2).long()
+        one = self._propose(corner, cut(self.picture.ground, corner, self.side))
+        self.nothing = self.to_patches(one, corner)[:0]
 
-    def propose(self, places: Tensor, canvas: Tensor) -> Patches:
+    def propose(
+        self, places: Tensor, canvas: Tensor, totals: list[Tensor] | None = None
+    ) -> Patches:
         """Propose an object about each place, given the objects on a canvas.
 
         Args:
             places: row and column of pixels, (K, 2).
             canvas: mean picture of the other objects, (C, H, W).
+            totals: sums of their layers (`Picture.sum_layers`), with which proposals are refined.
         """
-        parts = []
-        for some in places.split(AT_ONCE):
+        parts = [self.nothing]
+        for some in places.split(AT_ONCE) if len(places) else ():
             corner = some - self.side // 2
             proposal = self._propose(corner, cut(canvas, corner, self.side))
+            if totals is not None:
+                others = [cut(total, corner, self.side) for total in totals]
+                proposal = self.refine(proposal, corner, others)
             parts.append(self.to_patches(proposal, corner))
         return reduce(Patches.join, parts)
 
@@ -148,13 +158,16 @@ class PictureReader:
         self._proposed += len(corner)
         return Patches(layers, cover, corner, centers, proposal.log_ratio + log_intensity, number)
 
-    def peaks(self, canvas: Tensor) -> Tensor:
+    def peaks(self, canvas: Tensor, free: Tensor | float = 1.0) -> Tensor:
         """Return the pixels about which a canvas leaves most unexplained, (K, 2), row and column.
 
         A peak counts if an object there may gain more than `GAIN` nats of likelihood.
+
+        Args:
+            free: fraction of each pixel whose residual counts, (1, H, W).
         """
         guide, size = self.guide, self.model.size
-        left = guide.measure_residual(self.picture.image[None], canvas[None]).nan_to_num()
+        left = guide.measure_residual(self.picture.image[None], canvas[None]).nan_to_num() * free
         if not guide.residual_is_linear:
             left = (left / 4).sqrt()
         scale = max(1.0, size * guide.blur)
@@ -237,21 +250,17 @@ class PictureReader:
         Returns:
             The proposals, their clusters, and the mean picture of the likeliest presences.
         """
-        none = torch.zeros(0).long()
-        patches, canvas = (
-            self.propose(torch.zeros(1, 2).long(), self.picture.ground)[none],
-            self.picture.ground,
-        )
-        clusters: list[Cluster] = []
-        for number in range(rounds + sweeps):
+        patches, canvas, clusters = self.nothing, self.picture.ground, list[Cluster]()
+        for number in range(rounds + sweeps + 1):
             present = best_of(clusters)
-            places = self.peaks(canvas) if number < rounds else present.nonzero()
-            if not len(places):
-                continue
             if number < rounds:
-                new = self.propose(places, canvas)
-            else:
+                new = self.propose(self.peaks(canvas), canvas)
+            elif number < rounds + sweeps:
                 new = self.propose_again(patches, present)
+            else:
+                new = self.propose_apart(patches, present, canvas)
+            if not len(new):
+                continue
             start = torch.cat([present.to(canvas), canvas.new_zeros(len(new))])
             patches, clusters = self.select(patches.join(new), start)
             canvas = self.picture.paint(patches, best_of(clusters))
@@ -270,6 +279,8 @@ class PictureReader:
             The objects in their order, and then one for each pair.
         """
         objects = patches[present.nonzero()[:, 0]]
+        if not len(objects):
+            return objects
         centers, side, index = objects.pose[:, 1:3], self.side, torch.arange(len(objects))
         pairs = (torch.cdist(centers, centers) <= CLOSE * self.model.size).triu(1).nonzero()
         one, two = torch.cat([torch.stack([index, index], 1), pairs]).unbind(1)
@@ -291,6 +302,21 @@ class PictureReader:
             proposal = self.refine(self._propose(corner, canvas), corner, others)
             parts.append(self.to_patches(proposal, corner))
         return reduce(Patches.join, parts)
+
+    def propose_apart(self, patches: Patches, present: Tensor, canvas: Tensor) -> Patches:
+        """Propose objects far from the objects with presence 1, and refine these proposals.
+
+        An object of an unfamiliar look often gains more than it costs only when it is refined. What
+        is left unexplained near a present object is most often of that object, so it is left out.
+
+        Args:
+            canvas: mean picture of the present objects, (C, H, W).
+        """
+        totals = self.picture.sum_layers(patches, present)
+        places = self.peaks(canvas, totals[0].exp())
+        centers = patches.pose[present > 0, 1:3].flip(1)
+        far = torch.cdist(places.to(centers), centers) > CLOSE * self.model.size
+        return self.propose(places[far.all(1)], canvas, totals)
 
 
 def pool(function: Callable[..., Tensor], maps: Tensor, reach: int) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capsule_zoo import create
-from capsule_zoo.guides.scenes.clusters import best_of, convolve, presence_of
+from capsule_zoo.guides.scenes.clusters import CLOSE, best_of, convolve, presence_of
 from capsule_zoo.guides.scenes.whole_pictures import PictureReader
 from capsule_zoo.models.scenes.counts import subsets_of
 from capsule_zoo.models.scenes.pictures import Pictures
@@ -239,3 +239,31 @@ def test_refinement_raises_the_log_weight_of_an_object(power):
         before, after = torch.stack(weights).view(2, 3)
     assert (after > before + 1).all()
     assert len({round(float(ratio), 6) for ratio in ratios}) == 6  # priors of moved objects
+
+
+def test_objects_are_proposed_apart_from_present_ones_and_refined():
+    image = torch.zeros(1, 20, 32)
+    image[:, 6:10, 6:10] = image[:, 6:10, 21:25] = 1.0
+    reader, present = reader_of(image), torch.ones(1)
+    with torch.no_grad():
+        patches = reader.propose(torch.tensor([[8, 8]]), reader.picture.ground)
+        canvas = reader.picture.paint(patches, present)
+        near = torch.cdist(reader.peaks(canvas).to(canvas), patches.pose[:, 1:3].flip(1))
+        assert near.min() < CLOSE * SIZE  # what is left unexplained there is the object's own
+        refined = reader.propose_apart(patches, present, canvas)
+        reader.refinement = 0
+        raw = reader.propose_apart(patches, present, canvas)
+        place = raw.corner + reader.side // 2
+        assert len(raw) == len(refined) > 0
+        assert (torch.cdist(place.to(canvas), torch.tensor([[8.0, 23.0]])) < CLOSE * SIZE).all()
+
+        def score(patch):
+            drawn = reader.picture.paint(patches.join(patch), torch.ones(2))
+            return reader.model.log_likelihood(image[None], drawn[None, None]) + patch.log_ratio
+
+        gains = torch.cat(
+            [score(refined[k : k + 1]) - score(raw[k : k + 1]) for k in range(len(raw))]
+        )
+    assert (gains >= 0).all() and gains.max() > 1
+    with torch.no_grad():
+        assert len(reader.propose_apart(patches, present, image)) == 0  # nothing is unexplained
