@@ -1,5 +1,6 @@
 """Presences of whole pictures: sums over clusters compared with sums over all subsets."""
 
+import itertools
 from dataclasses import replace
 
 import pyro
@@ -241,7 +242,7 @@ def test_refinement_raises_the_log_weight_of_an_object(power):
     assert len({round(float(ratio), 6) for ratio in ratios}) == 6  # priors of moved objects
 
 
-def test_objects_are_proposed_apart_from_present_ones_and_refined():
+def test_objects_are_proposed_apart_from_present_ones_and_refined(monkeypatch):
     image = torch.zeros(1, 20, 32)
     image[:, 6:10, 6:10] = image[:, 6:10, 21:25] = 1.0
     reader, present = reader_of(image), torch.ones(1)
@@ -267,3 +268,17 @@ def test_objects_are_proposed_apart_from_present_ones_and_refined():
     assert (gains >= 0).all() and gains.max() > 1
     with torch.no_grad():
         assert len(reader.propose_apart(patches, present, image)) == 0  # nothing is unexplained
+        asked = []
+        monkeypatch.setattr(reader, "peaks", lambda *maps: asked.append(maps) or place[:0])
+        reader.propose_apart(patches, present, canvas)
+    (free,), (row, column) = (
+        asked[0][1],
+        (patches.pose[0, [2, 1]].round().long() - patches.corner[0]),
+    )
+    top, left = patches.corner[0]
+    for down, right in itertools.product((-2, 0, 2), (-2, 0, 2)):  # what the object covers
+        cover = patches.cover[0, row + down, column + right]
+        torch.testing.assert_close(
+            free[top + row + down, left + column + right], 1 - cover, atol=1e-3, rtol=0
+        )
+    assert free.min() < 0.9 < free[:, 20:].min()
