@@ -226,8 +226,6 @@ MINIATURES = {
         None,
         (60, 12),
     ),
-    "part-whole/points-first": Miniature(dict(seeds=1, images=8, particles=3), 0.05, 14, (60, 12)),
-    "part-whole/free-form": Miniature(dict(steps=(2, 3), fitted=30, tested=8), 0.002, 14, (60, 12)),
     "part-whole/classify": Miniature(
         {},
         0.001,
@@ -236,13 +234,6 @@ MINIATURES = {
         {"part_whole.classification.fit_probes": partial(fit_probes, probed=40)},
     ),
     "part-whole/guides": Miniature(dict(images=8, particles=4), 0.001, 14, (60, 12)),
-    "part-whole/refine": Miniature(
-        dict(images=8, plain_steps=12, budgets=(4, 11)),
-        0.002,
-        14,
-        (60, 12),
-        {"part_whole.refine.PLAIN_RATES": (1e-3,), "part_whole.refine.RATES": (0.03,)},
-    ),
     "part-whole/generalise": Miniature(
         dict(rotations=4, degrees=(0, 90), refining=2, sizes=sizes_of("part-whole")),
         0.005,

@@ -1,6 +1,4 @@
-"""Distributions of the part-whole experiments: what is probed, raced, turned and kept."""
-
-import math
+"""Distributions of the part-whole experiments: what is probed, turned and kept."""
 
 import numpy as np
 import pyro
@@ -12,7 +10,6 @@ from capsule_zoo.data import Split
 from capsule_zoo.experiments.part_whole import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole import classification as part_whole
 from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, part_consistency
-from capsule_zoo.experiments.part_whole.refine import Race, fastest
 from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts, rotate_to_best
 from capsule_zoo.experiments.shape_codes.objects import encode_at_each_rotation, read_kinds
 from capsule_zoo.models import Capsules
@@ -68,19 +65,6 @@ def test_drawn_presences_are_binary_and_parts_need_no_object(small_digits):
     assert ((fractions > 0) & (fractions < 1)).all()
     parts = part_whole.READERS["probe_parts"](entry.guide, data.test.images)
     assert parts.shape == (len(data.test), 4 * (1 + 6))
-
-
-def test_a_race_ends_where_the_smoothed_objective_reaches_the_goal():
-    climb = Race(torch.arange(101.0), begin=0.0, end=100.0, seconds=50.0, rate=0.1)
-    # ten steps have a mean of 60 when the last of them is at 64.5
-    assert climb.arrival(60.0) == pytest.approx(50 * 65 / 100)
-    assert math.isinf(climb.arrival(1000.0))
-    assert climb.arrival(98.0) == 50.0  # the end alone, scored with fresh noise, is above it
-    slow, high = climb._replace(seconds=80.0), climb._replace(path=climb.path + 1, end=101.0)
-    assert fastest([slow, climb], 60.0) is climb
-    assert fastest([climb, high], 1000.0) is high
-    assert high.numbers(1000.0)["arrived"][0] == 0 and high.numbers(1000.0)["steps"][0] == 100
-    assert climb.numbers(60.0)["steps"][0] == 65
 
 
 # Training on rotated images: every number is measured, and the measures tell parts apart
