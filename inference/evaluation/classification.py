@@ -43,9 +43,14 @@ class Fraction(NamedTuple):
 
     @classmethod
     def of(cls, answers: Tensor) -> Self:
-        """Return the fraction of `answers` (N,) that are True."""
+        """Return the fraction of `answers` (N,) that are True.
+
+        Where all answers agree, the error is not 0, but that of (N value + 1) / (N + 2), Laplace's
+        rule of succession.
+        """
         value, count = answers.double().mean().item(), len(answers)
-        return cls(value, (value * (1 - value) / count) ** 0.5, count)
+        assumed = value if 0 < value < 1 else (count * value + 1) / (count + 2)
+        return cls(value, (assumed * (1 - assumed) / count) ** 0.5, count)
 
 
 def predicts_labels(model: nn.Module, guide: nn.Module) -> bool:

@@ -181,7 +181,8 @@ def test_a_classifier_is_known_by_how_often_it_errs():
     entry = create("cnn", **small_settings("cnn"))
     split = toy_split(entry.model.image_shape)
     right = replace(split, labels=entry.model.eval().predict(split.images))
-    assert headline(entry, right) == {"metric": "error_rate", "value": 0.0, "se": 0.0, "n": 8}
+    error = pytest.approx((0.1 * 0.9 / 8) ** 0.5)  # of one in ten, by Laplace's rule
+    assert headline(entry, right) == {"metric": "error_rate", "value": 0.0, "se": error, "n": 8}
     wrong = replace(right, labels=1 - right.labels)
     assert headline(entry, wrong)["value"] == 1.0
 

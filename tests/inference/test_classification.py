@@ -5,7 +5,7 @@ import torch
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides import ExactLabel
-from capsule_zoo.inference.evaluation.classification import classify, error_rate, fgsm
+from capsule_zoo.inference.evaluation.classification import Fraction, classify, error_rate, fgsm
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.models.networks.classifier import Classifier
 
@@ -37,6 +37,14 @@ def test_the_error_rate_counts_wrong_answers(split):
     result = error_rate(model, guide, split)
     assert result.value == pytest.approx(wrong) and result.n == 7
     assert result.se == pytest.approx((wrong * (1 - wrong) / 7) ** 0.5)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_answers_that_all_agree_have_an_error_too(answer):
+    """By Laplace's rule the next of ten equal answers differs with a probability of 1/12."""
+    fraction = Fraction.of(torch.full((10,), answer))
+    assert fraction.value == answer and fraction.n == 10
+    assert fraction.se == pytest.approx((11 / 144 / 10) ** 0.5)
 
 
 def test_the_attack_moves_every_pixel_against_its_weight(split):
