@@ -219,9 +219,9 @@ def evaluate(
 ) -> None:
     """Measure a run on test images: bounds on log p(image), or an error rate.
 
-    Without --method, a classifier gets its error rate, an energy model log-partition, and any other
-    model a bound. Log-likelihoods and bounds are in nats per image. The result is added to the
-    run's metrics.json.
+    Without --method, a model of labels gets its error rate, an energy model log-partition, and any
+    other model a bound. Log-likelihoods and bounds are in nats per image. The result is added to
+    the run's metrics.json.
 
     bound: bounds on log p(image) of the run's guide. A remark tells where a few draws decide the
     importance-weighted bound (IWAE). Presences are drawn as 0 or 1, also where training relaxed
@@ -275,6 +275,8 @@ def evaluate(
     print_metrics(metrics)
     if not metrics.get("is_bound", True):
         print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
+        if measurements.predicts_labels(entry.model, entry.guide):
+            print("it predicts labels; see: capsule-zoo evaluate RUN --method error-rate")
     print_json(as_json, metrics)
 
 

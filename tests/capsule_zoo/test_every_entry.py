@@ -120,6 +120,8 @@ def check_measurements(name: str, entry, output: str, terminal: Terminal) -> Non
         if hasattr(entry.guide, "predict"):
             rate = terminal.json("evaluate", "run", "--method", "error-rate")["error_rate"]
             assert 0 <= rate <= 1
+            told = "--method error-rate" in terminal.run("evaluate", "run", *OPTIONS)
+            assert told != metrics["is_bound"]
             wrong = {"log-partition"}
     assert "now try: capsule-zoo evaluate run\n" in output
     refused = [("evaluate", "run", "--method", method) for method in sorted(wrong)]
