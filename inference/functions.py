@@ -1,6 +1,7 @@
 """Modules that own the parameters of plain functions with `pyro.param`."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +18,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.check import latent_sites, name_of, shorten_errors
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.common.modes import eval_mode
+from capsule_zoo.models.common.modes import eval_mode, evaluate_calls
 from capsule_zoo.models.common.param_store import take_over
 
 Taken = ParamSpec("Taken")
@@ -48,7 +49,7 @@ class FunctionModule(nn.Module):
         self._supports = supports
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        with _OwnParameters(self):
+        with _OwnParameters(self), nullcontext() if self.training else evaluate_calls():
             return self.function(*arguments, **keywords)
 
     def value(self, name: str) -> Tensor:

@@ -252,6 +252,7 @@ def evaluate(
     """
     from capsule_zoo.models.checks import check_known
     from capsule_zoo.registry import load
+    from capsule_zoo.inference.evaluation.classification import predicts_labels
     from capsule_zoo.runs import annealing, measurements
     from capsule_zoo.runs import folder as runs
 
@@ -275,7 +276,7 @@ def evaluate(
     print_metrics(metrics)
     if not metrics.get("is_bound", True):
         print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
-        if measurements.predicts_labels(entry.model, entry.guide):
+        if predicts_labels(entry.model, entry.guide):
             print("it predicts labels; see: capsule-zoo evaluate RUN --method error-rate")
     print_json(as_json, metrics)
 

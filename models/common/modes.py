@@ -6,7 +6,7 @@ holds `PYRO_LOCK`, so that a second thread waits until the first has left the co
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import RLock
 
 import torch
@@ -20,27 +20,41 @@ PYRO_LOCK = RLock()  # held by the thread that runs Pyro programs
 def eval_mode(*programs: Callable) -> Iterator[None]:
     """Put modules in evaluation mode (running statistics) and restore their modes at the end.
 
-    Every module that is called inside the context is in evaluation mode, too: a plain function does
-    not tell which modules it calls.
+    If a program is a plain function, then so is every module that is called (`evaluate_calls`).
     """
-    with PYRO_LOCK:
-        modules = _modules(programs)
-        before = {part: part.training for module in modules for part in module.modules()}
+    modules = _modules(programs)
+    functions = len(modules) < len(programs)
+    with PYRO_LOCK, evaluate_calls() if functions else nullcontext():
+        before = [(part, part.training) for module in modules for part in module.modules()]
         for module in modules:
             module.eval()
-
-        def evaluate(module: nn.Module, inputs: object) -> None:
-            if module.training:
-                before.setdefault(module, True)
-                module.training = False
-
-        hook = register_module_forward_pre_hook(evaluate)
         try:
             yield
         finally:
-            hook.remove()
-            for part, training in before.items():
+            for part, training in before:
                 part.training = training
+
+
+@contextmanager
+def evaluate_calls() -> Iterator[None]:
+    """Call modules in evaluation mode within the context, and restore their modes at its end.
+
+    A plain function does not tell which modules it calls.
+    """
+    before: list[nn.Module] = []
+
+    def evaluate(module: nn.Module, inputs: object) -> None:
+        if module.training:
+            before.extend(part for part in module.modules() if part.training)
+            module.eval()
+
+    hook = register_module_forward_pre_hook(evaluate)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for part in before:
+            part.training = True
 
 
 @contextmanager
