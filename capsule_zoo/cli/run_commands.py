@@ -250,9 +250,9 @@ def evaluate(
       capsule-zoo evaluate capsule-rbm-mnist --temperatures 1000
       capsule-zoo evaluate runs/vae-digits-0 --method anneal --images 10 --chains 8
     """
+    from capsule_zoo.inference.evaluation.classification import predicts_labels
     from capsule_zoo.models.checks import check_known
     from capsule_zoo.registry import load
-    from capsule_zoo.inference.evaluation.classification import predicts_labels
     from capsule_zoo.runs import annealing, measurements
     from capsule_zoo.runs import folder as runs
 
