@@ -131,8 +131,8 @@ BREAKS = (
     Break(
         "the standard error of a fraction forgets the square root",
         "inference/evaluation/classification.py",
-        "return cls(value, (value * (1 - value) / count) ** 0.5, count)",
-        "return cls(value, value * (1 - value) / count, count)",
+        "return cls(value, (assumed * (1 - assumed) / count) ** 0.5, count)",
+        "return cls(value, assumed * (1 - assumed) / count, count)",
         "inference/test_classification.py",
     ),
     Break(
