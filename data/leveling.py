@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.object_size import guess_object_size
+from capsule_zoo.data.object_size import ObjectSize, guess_object_size
 from capsule_zoo.data.registration import Settings
 
 OBJECT = 24  # pixels of a typical object's width in a leveled picture
@@ -91,7 +91,7 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
     Raises:
         ValueError: pictures without contrast, or of which no width can be guessed.
     """
-    guessed = _guess_width(pictures) if width is not None else None
+    guess = None if width is None else _guess_size(pictures)
     if width is None:
         width = guess_object_size(pictures).diameter
     first = Leveling(float(width), (False,) * len(pictures[0]), 1.0, 1.0)
@@ -110,7 +110,7 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
         )
     scale = float(above.median())
     top = float(_quantile((contrast / scale).asinh(), TOP))
-    return Leveling(float(width), dark, scale, top, guessed)
+    return Leveling(float(width), dark, scale, top, guess and guess.diameter)
 
 
 def warn_of_other_objects(leveling: Leveling, picture: Tensor, number: int = 0) -> None:
@@ -128,12 +128,15 @@ def warn_of_other_objects(leveling: Leveling, picture: Tensor, number: int = 0) 
             f"were {tone}, so that counts may be wrong; train on this picture, or invert it",
             stacklevel=3,
         )
-    width, before = _guess_width([picture]), leveling.guessed_width or leveling.width
-    if width is not None and not 1 / OTHER_WIDTH < width / before < OTHER_WIDTH:
+    guess, before = _guess_size([picture]), leveling.guessed_width or leveling.width
+    if guess is None:
+        return
+    low, high = guess.range
+    if before * OTHER_WIDTH < low or high * OTHER_WIDTH < before:
         warnings.warn(
-            f"objects of picture {number + 1} seem {width:.0f} pixels wide, and in training they "
-            f"seemed {before:.0f}, so that counts may be wrong; resize the picture, or train "
-            "on it",
+            f"objects of picture {number + 1} seem {guess.diameter:.0f} pixels wide, and in "
+            f"training they seemed {before:.0f}, so that counts may be wrong; resize the picture, "
+            "or train on it",
             stacklevel=3,
         )
 
@@ -186,9 +189,9 @@ def _difference(picture: Tensor, dark: tuple[bool, ...]) -> Tensor:
     return torch.stack(differences)
 
 
-def _guess_width(pictures: Sequence[Tensor]) -> float | None:
-    """Return the width that objects of pictures seem to have; None if they show no objects."""
+def _guess_size(pictures: Sequence[Tensor]) -> ObjectSize | None:
+    """Return the size that objects of pictures seem to have; None if they show no objects."""
     try:
-        return float(guess_object_size([picture.nan_to_num() for picture in pictures]).diameter)
+        return guess_object_size([picture.nan_to_num() for picture in pictures])
     except ValueError:
         return None

@@ -36,10 +36,13 @@ class ObjectSize(NamedTuple):
     Attributes:
         diameter: width of the object itself, in pixels.
         size: height and width of a square that holds it with a margin, in pixels.
+        range: the smaller and the larger guess, in pixels; they differ where noise or faint objects
+            count as objects by one of both thresholds.
     """
 
     diameter: float
     size: int
+    range: tuple[float, float]
 
     def __str__(self) -> str:
         return f"objects about {self.diameter:.0f} pixels wide, in squares of {self.size} pixels"
@@ -86,7 +89,7 @@ def guess_object_size(pictures: Sequence[Tensor] | Tensor) -> ObjectSize:
             "objects as large as themselves; give the size of an object in pixels"
         )
     diameter /= factor
-    return ObjectSize(diameter, round(MARGIN * diameter))
+    return ObjectSize(diameter, round(MARGIN * diameter), (low / factor, high / factor))
 
 
 def _difference_from_ground(picture: Tensor, factor: float) -> Tensor:

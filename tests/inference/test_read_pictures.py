@@ -82,6 +82,7 @@ def test_objects_of_another_tone_or_width_are_pointed_out():
         warn_of_other_objects(leveling, picture)
         warn_of_other_objects(leveling, torch.full_like(picture, 0.2))
         warn_of_other_objects(fit_leveling([picture], 40.0), picture)  # the user knows better
+        warn_of_other_objects(leveling, disks(1, seed=101)[0])  # one threshold takes noise for it
     with pytest.warns(UserWarning, match="picture 3 seem darker than its ground"):
         warn_of_other_objects(leveling, 1 - picture, 2)
     large = interpolate(picture[None], scale_factor=2)[0]
