@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = dict(
     sigma_image=0.15,
     thing_settings=dict(latent=32, channels=16),
 )
-POWERS = (1.0, 0.5)  # powers of the likelihood, of which validation pictures choose one
+POWERS = (1.0, 0.5, 0.35)  # powers of the likelihood, of which validation pictures choose one
 VALIDATION = 1000  # the seed of the validation pictures
 
 
