@@ -92,23 +92,17 @@ class PictureReader:
         one = self._propose(corner, cut(self.picture.ground, corner, self.side))
         self.nothing = self.to_patches(one, corner)[:0]
 
-    def propose(
-        self, places: Tensor, canvas: Tensor, totals: list[Tensor] | None = None
-    ) -> Patches:
+    def propose(self, places: Tensor, canvas: Tensor) -> Patches:
         """Propose an object about each place, given the objects on a canvas.
 
         Args:
             places: row and column of pixels, (K, 2).
             canvas: mean picture of the other objects, (C, H, W).
-            totals: sums of their layers (`Picture.sum_layers`), with which proposals are refined.
         """
         parts = [self.nothing]
         for some in places.split(AT_ONCE) if len(places) else ():
             corner = some - self.side // 2
             proposal = self._propose(corner, cut(canvas, corner, self.side))
-            if totals is not None:
-                others = [cut(total, corner, self.side) for total in totals]
-                proposal = self.refine(proposal, corner, others)
             parts.append(self.to_patches(proposal, corner))
         return reduce(Patches.join, parts)
 
@@ -297,10 +291,7 @@ class PictureReader:
                 - differ * cut(layer[second], corner - objects.corner[second], side)
                 for total, layer in zip(totals, objects.layers, strict=True)
             ]
-            ground = cut(self.picture.ground, corner, side)
-            canvas = self.model.mix_layers([x[:, None] for x in others], ground)[:, 0]
-            proposal = self.refine(self._propose(corner, canvas), corner, others)
-            parts.append(self.to_patches(proposal, corner))
+            parts.append(self._propose_refined(corner, others))
         return reduce(Patches.join, parts)
 
     def propose_apart(self, patches: Patches, present: Tensor, canvas: Tensor) -> Patches:
@@ -316,7 +307,23 @@ class PictureReader:
         places = self.peaks(canvas, totals[0].exp())
         centers = patches.pose[present > 0, 1:3].flip(1)
         far = torch.cdist(places.to(centers), centers) > CLOSE * self.model.size
-        return self.propose(places[far.all(1)], canvas, totals)
+        parts, places = [self.nothing], places[far.all(1)]
+        for some in places.split(AT_ONCE) if len(places) else ():
+            corner = some - self.side // 2
+            others = [cut(total, corner, self.side) for total in totals]
+            parts.append(self._propose_refined(corner, others))
+        return reduce(Patches.join, parts)
+
+    def _propose_refined(self, corner: Tensor, others: list[Tensor]) -> Patches:
+        """Propose an object in the middle of each patch, and refine it, given the others.
+
+        Args:
+            others: sums of the layers of the others, each (K, c, P, P).
+        """
+        ground = cut(self.picture.ground, corner, self.side)
+        canvas = self.model.mix_layers([x[:, None] for x in others], ground)[:, 0]
+        proposal = self.refine(self._propose(corner, canvas), corner, others)
+        return self.to_patches(proposal, corner)
 
 
 def pool(function: Callable[..., Tensor], maps: Tensor, reach: int) -> Tensor:

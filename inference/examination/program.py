@@ -89,7 +89,7 @@ class Call:
     @contextmanager
     def hold_constant(self) -> Iterator[None]:
         """Freeze the program's parameters and running statistics within the context."""
-        with eval_mode(self.owner), frozen(self.owner):
+        with eval_mode(self.program), frozen(self.program):
             yield
 
     def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
