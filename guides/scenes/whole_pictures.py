@@ -239,13 +239,14 @@ class PictureReader:
 
         Args:
             rounds: rounds at most.
-            sweeps: number of times that every object is proposed again, given all others.
+            sweeps: number of times that every object is proposed again, given all others. At last
+                objects are proposed apart from them, unless it is 0.
 
         Returns:
             The proposals, their clusters, and the mean picture of the likeliest presences.
         """
         patches, canvas, clusters = self.nothing, self.picture.ground, list[Cluster]()
-        for number in range(rounds + sweeps + 1):
+        for number in range(rounds + sweeps + (sweeps > 0)):
             present = best_of(clusters)
             if number < rounds:
                 new = self.propose(self.peaks(canvas), canvas)
