@@ -242,19 +242,13 @@ def test_refinement_raises_the_log_weight_of_an_object(power):
     assert len({round(float(ratio), 6) for ratio in ratios}) == 6  # priors of moved objects
 
 
-@pytest.mark.parametrize("sweeps", [0, 2])
-def test_nothing_is_refined_without_sweeps(sweeps):
+@pytest.mark.parametrize("sweeps", [0, 1])
+def test_objects_are_proposed_apart_only_with_sweeps(sweeps):
     image = torch.zeros(1, 20, 32)
     image[:, 6:10, 6:10] = image[:, 6:10, 21:25] = 1.0
-    readings = []
-    for refinement in (0, 20):
-        reader = reader_of(image, 1.0)
-        reader.refinement = refinement
-        with torch.no_grad():
-            patches, clusters, canvas = reader.read(rounds=2, sweeps=sweeps)
-        assert len(patches) and presence_of(clusters).max() > 0.5
-        readings.append(canvas)
-    assert torch.equal(*readings) is (sweeps == 0)
+    with torch.no_grad():
+        patches, _, _ = reader_of(image).read(rounds=0, sweeps=sweeps)
+    assert (len(patches) > 0) == (sweeps > 0)
 
 
 def test_objects_are_proposed_apart_from_present_ones_and_refined(monkeypatch):
