@@ -60,11 +60,6 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert f"\n    capsule-zoo {command}" in capsys.readouterr().out
 
 
-def test_list_shows_entries(capsys):
-    assert run("list", "part*", "--json") == 0
-    assert "part-whole" in last_json(capsys)
-
-
 def test_train_writes_a_run_folder_that_loads(trained, capsys):
     names = {path.name for path in trained.iterdir()}
     tensors = {f"{name}.safetensors" for name in ("model", "guide", "checkpoint")}

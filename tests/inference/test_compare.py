@@ -54,16 +54,6 @@ def test_differences_are_paired_and_to_the_first_bound(table):
     assert table.loc["linear", "elbo_difference_se"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("rows", [["point"], ["exact", "linear"], ["point", "exact", "widened"]])
-def test_the_picture_has_a_panel_for_bounds_and_one_for_points(table, rows):
-    table, _, _ = table
-    subset = table.loc[rows]
-    figure = subset.draw()
-    assert len(figure.axes) == ("point" in rows) + any(row != "point" for row in rows)
-    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
-    assert sorted(labels) == sorted(rows)
-
-
 def test_relaxed_rows_are_discrete_unless_they_say_so():
     torch.manual_seed(0)
     entry = create("part-whole", **small_settings("part-whole")).use_guide("normal")
