@@ -31,6 +31,7 @@ from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference import (
     Comparison,
     IncompatibleGuide,
+    Inputs,
     SemiAmortized,
     classify,
     compare,
@@ -39,6 +40,7 @@ from capsule_zoo.inference import (
     evaluate,
     fgsm,
     fill_in,
+    fit,
     fit_guide,
     infer,
     intervene,
@@ -97,6 +99,10 @@ def soft_and_hard(model, guide) -> dict:
 def classifier_and_vae(model, guide) -> dict:
     vae = small_entry("vae", image_shape=model.image_shape)
     return {"vae": (vae.model, vae.guide), "cnn": (model, guide)}
+
+
+def fit_labels(model, guide, images, labels) -> None:
+    fit(model, guide, Split(images, labels), inputs=Inputs(labels=True), steps=1)
 
 
 def plain(images=None, labels=None):
@@ -246,6 +252,9 @@ OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
     ("toys", lambda m, g, x: compare({"a": (m, g), "b": (m, NoGuide(m))}, x), "'code' is missing"),
     ("cnn", lambda m, g, x: compare(classifier_and_vae(m, g), x), "labels .'cnn'.*labels=.*error"),
     ("toys", lambda m, g, x: compare(labeled_and_not(), x, labels=LABELS), "'joint' bounds log"),
+    ("cnn", lambda m, g, x: evaluate(m, g, x, labels=LABELS + 9), "build the model with classes="),
+    ("cnn", lambda m, g, x: fit_labels(m, g, x, LABELS + 9), "build the model with classes="),
+    ("cnn", lambda m, g, x: fit_labels(m, g, x, None), r"has no labels.*PATH/CLASS/PICTURE"),
     ("part-whole", lambda m, g, x: compare(soft_and_hard(m, g), x, discrete=False), "not in 'h"),
     ("vae", lambda m, g, x: mean_images(m, 2, {"image_codes": x}), "'image_codes'; did you mean"),
     ("vae", lambda m, g, x: mean_images(m, 4, {"image_code": "word"}), "image_code.* must be"),

@@ -44,7 +44,6 @@ from capsule_zoo.models import (
     VariationalAutoencoder,
 )
 from capsule_zoo.models.base import NamedModule
-from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.common.plates import EnumeratedPresence
 from capsule_zoo.models.common.trace_density import plain_log_density, scored_sites
 from capsule_zoo.models.constellations.exact_cover import TooManyCovers, plan
@@ -231,25 +230,12 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: small(kinds=3, parts=2).with_scope("objects")(torch.rand(3, 1, 6, 6).double()),
         r"part sets must be \(B, 1, 2, 7\), not \(3, 1, 6, 6\)",
     ),
-    "pixels tied together": (
-        lambda: log_prob_of_pixels(
-            dist.MultivariateNormal(torch.zeros(4), torch.eye(4)),
-            torch.zeros(4),
-            torch.arange(4) > 0,
-        ),
-        r"MultivariateNormal.*\.to_event\(1\)",
-    ),
-    "missing pixels, RBM": (lambda: CapsuleRBM(4, 2, 2).with_missing_pixels(), "directed model"),
     "missing pixels, no space": (
         lambda: OfAnyShape().with_missing_pixels(),
         "give the model an ImageSpace",
     ),
     "missing pixels, infinite": (lambda: hidden(math.inf), "infinite"),
     "missing pixels, dark": (lambda: hidden(0.4), r"must lie in \[0.5, 2\]"),
-    "NaN without missing pixels": (
-        lambda: ImageSpace((1, 2, 3)).check(torch.full((2, 1, 2, 3), math.nan)),
-        r"NaN.*with_missing_pixels",
-    ),
     "bright by rounding": (
         lambda: OfAnyShape().space.check(torch.tensor([1, 1.0000002]).view(1, 1, 1, 2)),
         r"in \[0, 1\], but these span \[1, 1.000000238.*\]; .*: images.clamp\(0, 1\)",
