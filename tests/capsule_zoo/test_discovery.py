@@ -14,8 +14,6 @@ from capsule_zoo.registry import create, list_models, load, read_recipe, save_en
 from capsule_zoo.settings import flat, nest_settings
 
 NAMES = list_models()
-TITLES = ("Guides:", "Latent sites:", "Training:", "- data: `digits`", "Trained weights:",
-          "Published numbers:", "References:", "Settings, with their values:")  # fmt: skip
 
 
 @pytest.fixture(params=NAMES)
@@ -81,11 +79,8 @@ def test_show_prints_the_description_and_json(capsys):
     assert run("show", "cnn", "--json") == 0
     *lines, last = capsys.readouterr().out.splitlines()
     overview, output = describe("cnn"), "\n".join(lines)
-    places = [output.index(f"\n{title}") for title in TITLES]
-    assert places == sorted(places) and "Mazzia" in output
-    names = output[places[-1] :]
     assert all(
-        f"{name}={setting.default!r}" in names for name, setting in overview.settings.items()
+        f"{name}={setting.default!r}" in output for name, setting in overview.settings.items()
     )
     assert json.loads(last) == overview.as_dict() and overview.data == "digits"
     assert run("show", "cnn", "--settings") == 0

@@ -126,18 +126,14 @@ def test_what_fits_passes(name):
     check_pair(model, Written(model, RIGHT[name]), IMAGES)
 
 
-@pytest.mark.parametrize("guide", [ExactGuide, PointGuide])
+@pytest.mark.parametrize(
+    "guide", [ExactGuide, PointGuide, AutoDelta, AutoNormal, AutoMultivariateNormal]
+)
 def test_fitting_guides_pass_and_leave_the_random_state(guide):
     model, images = Conjugate().double(), conjugate_images(3)
     before = torch.get_rng_state()
     assert check_pair(model, guide(model).double(), images) is None
     assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("guide", [AutoDelta, AutoNormal, AutoMultivariateNormal])
-def test_autoguides_pass(guide):
-    model = Conjugate().double()
-    check_pair(model, guide(model), conjugate_images(3))
 
 
 def test_an_autoguide_lacks_only_the_site_that_was_hidden_from_it():

@@ -11,6 +11,7 @@ import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
+import small_scenes
 import torch
 from pyro.infer.autoguide import AutoNormal
 from toys import (
@@ -29,6 +30,7 @@ from toys import (
 )
 
 from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data import progress as bars
 from capsule_zoo.inference import NonFiniteLoss
 from capsule_zoo.inference.training import progress
 
@@ -256,3 +258,12 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
 def test_a_transform_that_spoils_the_images_is_told_from_a_rate_that_is_too_high(validated):
     with pyro.validation_enabled(validated), pytest.raises(ValueError, match="images holds NaN"):
         fit(*pair(), dataset(), steps=1, transform=lambda images: images * math.nan, **QUIET)
+
+
+def test_training_shows_its_own_bar_alone(monkeypatch, capsys):
+    """A guide that refines, or looks slot by slot, would show a bar in every step."""
+    monkeypatch.setattr(bars, "SECONDS_TO_FIRST_LINE", 0)
+    model, guide, images = small_scenes.pair()
+    with bars.show_progress():
+        fit(model, guide, images, steps=2, batch_size=3)
+    assert {line.partition(":")[0] for line in capsys.readouterr().err.splitlines()} == {"training"}
