@@ -17,8 +17,6 @@ from pyro.infer.autoguide import AutoNormal
 from toys import (
     QUIET,
     BernoulliMixture,
-    Conjugate,
-    LinearGuide,
     NoGuide,
     assert_same,
     binary_images,
@@ -215,42 +213,31 @@ def test_a_time_limit_ends_the_run_and_the_schedule():
     assert (rates.diff().dropna() < 0).all() and rates.iloc[-1] < 0.1 * rates.iloc[0]
 
 
-def test_a_loss_that_is_not_finite_names_the_site_and_keeps_the_checkpoint(tmp_path):
-    class Fragile(Conjugate):
-        broken = False
+def spoil_guide(model, guide):
+    with torch.no_grad():
+        guide.offset.fill_(math.nan)
 
-        def forward(self, images=None, labels=None, batch_size=1):
-            if self.broken:
-                self.noise = float("nan")
-            return super().forward(images, labels, batch_size)
 
-    torch.manual_seed(1)
-    model = Fragile().double()
-    guide = LinearGuide(model).double()
-    path = tmp_path / "run.safetensors"
+def spoil_likelihood(model, guide):
+    model.noise = math.nan
+
+
+@pytest.mark.parametrize(("spoil", "site"), [(spoil_likelihood, "image"), (spoil_guide, "code")])
+def test_a_loss_that_is_not_finite_names_the_site_and_keeps_the_checkpoint(spoil, site, tmp_path):
+    """A guide that turns NaN is named before the model."""
+    model, guide = pair()
+    calls = itertools.count(1)
 
     def break_later(images, generator=None):
-        break_later.calls += 1
-        model.broken = break_later.calls == 7
+        if next(calls) == 7:
+            spoil(model, guide)
         return images
 
-    break_later.calls = 0
+    path = tmp_path / "run.safetensors"
     options = {"every": 3, "transform": break_later, "checkpoint": path}
-    with pytest.raises(NonFiniteLoss, match=r"at step 7: .*'image'") as caught:
+    with pytest.raises(NonFiniteLoss, match=f"at step 7: .*'{site}'") as caught:
         fit(model, guide, dataset(), steps=20, **options, **QUIET)
-    assert caught.value.site == "image" and path.exists()
-
-
-def test_a_guide_that_turns_nan_is_named_before_the_model():
-    model, guide = pair()
-
-    def poison(images, generator=None):
-        with torch.no_grad():
-            guide.offset.fill_(math.nan)
-        return images
-
-    with pytest.raises(NonFiniteLoss, match="'code'"):
-        fit(model, guide, dataset(), steps=3, transform=poison, **QUIET)
+    assert caught.value.site == site and path.exists()
 
 
 @pytest.mark.filterwarnings("ignore:Encountered NaN")
