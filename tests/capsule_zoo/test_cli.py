@@ -60,11 +60,6 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert f"\n    capsule-zoo {command}" in capsys.readouterr().out
 
 
-def test_list_shows_entries(capsys):
-    assert run("list", "part*", "--json") == 0
-    assert "part-whole" in last_json(capsys)
-
-
 def test_train_writes_a_run_folder_that_loads(trained, capsys):
     names = {path.name for path in trained.iterdir()}
     tensors = {f"{name}.safetensors" for name in ("model", "guide", "checkpoint")}
@@ -74,19 +69,6 @@ def test_train_writes_a_run_folder_that_loads(trained, capsys):
     config = json.loads((trained / "config.json").read_text())
     assert (config["data"], config["seed"], config["batch_size"]) == ("digits", 1, 32)
     assert len(pd.read_csv(trained / "history.csv")) == 3
-
-
-def test_resume_goes_on_with_the_settings_of_the_run(tmp_path):
-    folder = tmp_path / "run"
-    assert run(*TRAIN, "--seed", "3", "--steps", "2", "--out", folder) == 0
-    before = json.loads((folder / "config.json").read_text())
-    losses = pd.read_csv(folder / "history.csv").loss
-    assert run("train", "part-whole", "--steps", "4", "--resume", "--out", folder) == 0
-    after = json.loads((folder / "config.json").read_text())
-    assert after == {**before, "limits": {"steps": 4}}
-    resumed = pd.read_csv(folder / "history.csv").loss
-    assert len(resumed) == 4
-    assert list(resumed[:2]) == list(losses)
 
 
 def test_evaluate_prints_and_keeps_its_metrics(trained, capsys):
@@ -119,14 +101,6 @@ def test_compare_widens_points_and_tunes_the_others(trained, capsys):
     assert (trained / "compare.png").is_file()
     assert len(pd.read_csv(trained / "compare.csv")) == 3
     assert {p.name: p.read_bytes() for p in trained.glob("*.safetensors")} == before
-
-
-def test_figure_draws(trained, capsys):
-    name = sorted(load(trained).figures)[0]
-    (trained / f"{name}.png").unlink()
-    assert run("figure", name, trained) == 0
-    assert (trained / f"{name}.png").is_file()
-    assert "unknown figure" in get_refusal(capsys, "figure", f"{name}s", trained)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Discovery describes the zoo in full, in words and in JSON, and agrees with `create`."""
 
 import json
-import re
 import subprocess
 import sys
 
@@ -15,8 +14,6 @@ from capsule_zoo.registry import create, list_models, load, read_recipe, save_en
 from capsule_zoo.settings import flat, nest_settings
 
 NAMES = list_models()
-TITLES = ("Guides:", "Latent sites:", "Training:", "- data: `digits`", "Trained weights:",
-          "Published numbers:", "References:", "Settings, with their values:")  # fmt: skip
 
 
 @pytest.fixture(params=NAMES)
@@ -45,20 +42,6 @@ def test_a_description_holds_what_the_entry_consists_of(entry):
     assert overview.references and overview.summary == registry.summary(entry.name)
 
 
-def test_everything_is_told_in_words_of_its_own(entry):
-    """Not by a path of a module, not by the class of a guide alone, nor by another docstring."""
-    overview = describe(entry)
-    told = [guide.description for guide in overview.guides]
-    assert len(set(told)) == len(told) and all(told)
-    assert "`" not in overview.summary and "see" not in overview.summary.split()
-    described = {name: setting.description for name, setting in overview.settings.items()}
-    referring = [n for n, phrase in described.items() if phrase.startswith(("argument", "as for"))]
-    assert all(described.values()) and referring == []
-    told += [*described.values(), overview.summary, overview.text]
-    unclear = r"(of|as|the same)\b|\w+\.?$|.*(the same, | the same for|top of this file|; see `)"
-    assert [phrase for phrase in told if re.match(unclear, phrase)] == []
-
-
 def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -80,17 +63,6 @@ def test_settings_of_weights_are_those_they_were_trained_with():
     assert describe("part-whole").settings["guide.reader.centered"].default is False
 
 
-def test_the_description_of_weights_ends_in_their_card():
-    for name in list_weights():
-        overview, card = describe(name), read_recipe(name)
-        assert overview.card == card == overview.as_dict()["card"]
-        *_, last = str(overview).partition(f"how {name} was made\n")
-        told = [card["training"]["command"], f"seed      {card['seed']}\n", *card["checks"]]
-        told += [record["command"] for record in card["records"].values()]
-        assert [phrase for phrase in told if phrase not in last] == []
-    assert describe("part-whole").card == {} and "was made" not in str(describe("part-whole"))
-
-
 def test_weights_are_listed_as_their_cards_say():
     listing = list_weights()
     assert list(listing) == sorted(path.stem for path in registry.WEIGHTS.glob("*.safetensors"))
@@ -103,23 +75,12 @@ def test_weights_are_listed_as_their_cards_say():
     assert list(list_weights("part*")) == [n for n in listing if n.startswith("part")]
 
 
-def test_list_shows_weights_and_says_that_it_can(capsys):
-    assert run("list") == 0
-    assert "capsule-zoo list --weights" in capsys.readouterr().out
-    assert run("list", "--weights", "--json") == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(json.loads(last)) == list(list_weights())
-
-
 def test_show_prints_the_description_and_json(capsys):
     assert run("show", "cnn", "--json") == 0
     *lines, last = capsys.readouterr().out.splitlines()
     overview, output = describe("cnn"), "\n".join(lines)
-    places = [output.index(f"\n{title}") for title in TITLES]
-    assert places == sorted(places) and "Mazzia" in output
-    names = output[places[-1] :]
     assert all(
-        f"{name}={setting.default!r}" in names for name, setting in overview.settings.items()
+        f"{name}={setting.default!r}" in output for name, setting in overview.settings.items()
     )
     assert json.loads(last) == overview.as_dict() and overview.data == "digits"
     assert run("show", "cnn", "--settings") == 0

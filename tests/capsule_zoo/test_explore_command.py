@@ -72,24 +72,6 @@ def test_it_is_opened_by_what_is_installed(folder, opened, monkeypatch, capsys):
     assert "pip install 'capsule-zoo[explore]'" in capsys.readouterr().out and len(opened) == 2
 
 
-@pytest.mark.parametrize(
-    ("installed", "message"),
-    [
-        (("voila", "ipywidgets", "anywidget"), "open it by: voila 'my explorer.ipynb'"),
-        (("jupyterlab", "ipywidgets", "anywidget"), "open it by: jupyter lab 'my explorer.ipynb'"),
-        (("voila",), "to see it, install what shows it: pip install 'capsule-zoo[explore]'"),
-    ],
-)
-def test_a_notebook_that_is_not_opened_says_how(
-    installed, message, folder, opened, monkeypatch, capsys
-):
-    monkeypatch.setattr(explore, "find_spec", lambda name: name in installed or None)
-    assert run("explore", "run", "--no-open", "--out", "my explorer.ipynb") == 0
-    output = capsys.readouterr()
-    assert output.out.splitlines() == ["the notebook is my explorer.ipynb", message] and not opened
-    assert output.err == "loading run and its images\n"
-
-
 def test_another_notebook_is_replaced_only_when_told(folder, opened, capsys):
     path = Path("explore-run.ipynb")
     for content in ("mine", json.dumps({"cells": []})):
@@ -107,17 +89,3 @@ def test_an_entry_that_was_never_trained_is_shown_as_such(tmp_path, monkeypatch,
     panel = Explorer.of("generative-capsnet")
     assert "generative-capsnet, not trained" in panel.children[0].value
     assert panel.view.image_shape == (1, 28, 28)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["parthole"], "did you mean 'part-whole'"),
-        (["cnn"], "these have one: "),
-        (["part-whole", "--data", "digit"], "did you mean 'digits'"),
-        (["run", "--data", "mnist", "--data-root", "nowhere"], "no folder nowhere"),
-    ],
-)
-def test_a_mistake_is_one_clear_line(arguments, message, folder, opened, capsys):
-    assert message in get_refusal(capsys, "explore", *arguments)
-    assert not opened and not list(Path().glob("*.ipynb"))

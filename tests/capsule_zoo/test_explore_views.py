@@ -85,11 +85,6 @@ def test_images_of_another_size_or_number_are_refused(any_view):
     assert torch.equal(any_view.mean_image(), before)
 
 
-def test_before_an_image_is_read_the_error_says_so():
-    with pytest.raises(AttributeError, match="call read"):
-        view_of(create("scenes", **small_settings("scenes"))).mean_image()
-
-
 def test_unknown_numbers_modes_and_values_are_refused(any_view):
     before, name = any_view.mean_image(), next(iter(any_view.controls(0)))
     with pytest.raises(ValueError, match="unknown number of the handle 'colour'"):
@@ -130,16 +125,6 @@ def test_a_second_refinement_goes_on_from_the_first(make):
     assert not torch.equal(first, read)
     assert view.refine(steps=0).endswith(" 0.0 nats higher")
     assert_close(view.mean_image(), first)
-
-
-def test_views_speak_of_their_own_things():
-    mixed, request = part_whole_view(), request_view()
-    assert "object" in mixed.help and "posterior" in mixed.improves
-    for text in (request.help, request.improves, *request.names):
-        assert "object" not in text and "parse" not in text
-    assert "rotate the requested image" in request.help and "address" in request.help
-    shifted = request_view(identity=Shifts.identity, address="learned")
-    assert "shift the requested image" in shifted.help and "address" not in shifted.help
 
 
 def test_in_a_counterfactual_capsules_below_keep_their_noise():

@@ -8,11 +8,8 @@ import pytest
 import torch
 from PIL import Image
 from terminal import run, small_words
-from torch.utils.data import DataLoader
 
-from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
-from capsule_zoo.inference.sample_quality import train_classifier
+from capsule_zoo.data import load_dataset
 from capsule_zoo.registry import create, find_registration, load, save_entry, small_settings
 from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resume_recipe
 from capsule_zoo.runs.recipe import Recipe
@@ -45,50 +42,6 @@ def test_pictures_of_several_sizes_are_trained_on_at_one(pictures, tmp_path, cap
 def small(name: str) -> list[str]:
     """Return an entry's small sizes as words; pictures have a shape and classes of their own."""
     return small_words(name, "classes", "image_shape")
-
-
-def test_pictures_without_labels_train_and_measure_no_classifier_in_python(pictures):
-    data = load_dataset(f"folder:{pictures}", size=8)
-    assert data.train.labels is None and data.num_classes == 0
-    sizes = {**small_settings("cnn"), "image_shape": data.image_shape}
-    entry = create("cnn", **sizes)
-    pair = entry.model, entry.guide
-    for use in (
-        lambda: fit(
-            *pair, data, inputs=Inputs(labels=True), steps=1, checks=Checks(progress=False)
-        ),
-        lambda: error_rate(*pair, data.test),
-        lambda: fgsm(entry.model, data.test, 0.1),
-        lambda: train_classifier(data.train),
-    ):
-        with pytest.raises(ValueError, match=r"has no labels.*PATH/CLASS/PICTURE") as refused:
-            use()
-        assert "\n" not in str(refused.value)
-    vae = create("vae", **{**small_settings("vae"), "image_shape": data.image_shape})
-    assert fit(vae.model, vae.guide, data, steps=1, checks=Checks(progress=False)).steps == 1
-
-
-@pytest.mark.parametrize("kind", ["split", "loader", "validation", "evaluate"])
-def test_labels_beyond_the_classes_are_refused_in_one_line(kind):
-    """Pyro adds its trace to an error that is raised within a model."""
-    entry = create("cnn", **small_settings("cnn"))
-    images = torch.rand(6, *entry.model.image_shape)
-    wrong = Split(images, torch.arange(6) + entry.model.num_classes)
-    right = Split(images, torch.zeros(6).long())
-    with pytest.raises(ValueError, match="build the model with classes=") as refused:
-        if kind == "evaluate":
-            evaluate(entry.model, entry.guide, images, labels=wrong.labels)
-        held = wrong if kind == "validation" else None
-        data = {"split": wrong, "loader": DataLoader(wrong, 3)}.get(kind, right)
-        fit(
-            entry.model,
-            entry.guide,
-            data,
-            inputs=Inputs(labels=True, validation=held),
-            steps=1,
-            checks=Checks(progress=False),
-        )
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

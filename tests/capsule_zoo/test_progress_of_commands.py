@@ -35,14 +35,6 @@ def printed(monkeypatch, capsys):
     return lines
 
 
-def test_training_says_its_length_and_what_follows(printed, tmp_path):
-    command = "train", "vae", *SIZES, "--steps", 3, "--out", tmp_path / "run"
-    lines, _ = printed(*command)
-    assert lines[0].startswith("training vae on 1,197 images of digits, 3 steps; then it draws ")
-    assert any(line.startswith("training: 3 of 3 steps, 100%") for line in lines)
-    assert printed(*command, "--overwrite", "--quiet")[0] == []
-
-
 @pytest.mark.parametrize(
     ("command", "line"),
     [

@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 
 import pytest
+from terminal import run
 
-from capsule_zoo.cli import main
 from capsule_zoo.pages.published import (
     KINDS,
     LIKE,
@@ -140,9 +140,7 @@ def test_without_the_table_the_message_says_where_it_lies(tmp_path):
 
 
 def test_the_command_prints_every_row_and_counts_them(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["published", "--results", str(RESULTS), "--json"])
-    assert not ended.value.code
+    assert run("published", "--results", RESULTS, "--json") == 0
     printed = capsys.readouterr().out.splitlines()
     rows = json.loads(printed[-1])
     goals = goals_of(read_records(RESULTS))
@@ -155,13 +153,11 @@ def test_the_command_prints_every_row_and_counts_them(capsys):
 
 def test_one_entry_is_chosen_and_an_unknown_one_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # which has no folder of records
-    with pytest.raises(SystemExit):
-        main(["published", "shape-codes", "--json"])
+    assert run("published", "shape-codes", "--json") == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {row["entry"] for row in rows} == {"shape-codes"}
-    with pytest.raises(SystemExit) as ended:
-        main(["published", "shape-code", "--results", str(RESULTS)])
-    assert ended.value.code == 2 and "shape-codes" in capsys.readouterr().err
+    assert run("published", "shape-code", "--results", RESULTS) == 2
+    assert "shape-codes" in capsys.readouterr().err
 
 
 def test_a_terminal_without_signs_of_unicode_shows_question_marks():

@@ -2,10 +2,9 @@
 
 import copy
 import json
-import pickle
 import shutil
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -249,16 +248,6 @@ def test_weights_load_by_name(entry, tmp_path, monkeypatch):
         load("trainet")
 
 
-def test_a_run_of_another_size_is_refused(entry, tmp_path):
-    save_entry(entry, tmp_path)
-    config = tmp_path / "config.json"
-    recipe = json.loads(config.read_text())
-    recipe["pair"]["model"]["objects"] += 1
-    config.write_text(json.dumps(recipe))
-    with pytest.raises(CheckpointError, match="does not fit"):
-        load(tmp_path)
-
-
 def test_any_pair_is_saved_and_loaded(entry, tmp_path):
     """Also one that no entry makes, and one that was loaded."""
     guide = entry.guide.with_above(partial(EMObjects, iterations=2)).with_poses("normal")
@@ -308,75 +297,49 @@ def test_scenes_are_saved_with_their_trained_object_inside(tmp_path):
     assert type(twin.make_guide("recurrent").reader) is type(scenes.guide.reader)
 
 
-def test_a_folder_of_an_earlier_version_is_refused_with_the_remedy(entry, tmp_path):
-    save_entry(entry, tmp_path)
-    old = {"entry": "part-whole", "sizes": {"objects": 2}, "guide": "delta"}
-    (tmp_path / "config.json").write_text(json.dumps(old))
-    with pytest.raises(CheckpointError, match=r"a version before 0\.3 wrote it.*train it again"):
-        load(tmp_path)
-
-
 def test_a_guide_of_another_model_is_not_saved(entry, tmp_path):
     with pytest.raises(ValueError, match=r"another model.*deepcopy\(\(model, guide\)\)"):
         save(copy.deepcopy(entry.model), entry.guide, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"class": "PartHole"}, "did you mean"), ({"parents": 3}, "unknown argument")],
-)
-def test_a_pair_that_cannot_be_built_is_refused(entry, tmp_path, change, message):
-    save(entry.model, entry.guide, tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    content["pair"]["model"] |= change
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=message):
-        load(tmp_path)
+CHANGES: list[tuple[str, object, str]] = [  # a place in config.json, and what stands there
+    ("pair.model.objects", 9, "does not fit"),
+    ("pair.model.class", "PartHole", "did you mean"),
+    ("pair.model.parents", 3, "unknown argument"),
+    ("pair.model", [1, 2], "describes no pair"),
+    ("pair.guide", {}, "describes no pair"),
+    ("settings", {"guide": 3}, "guide of part-whole must be a mapping, not 3"),
+    ("pair", None, "does not describe an entry"),
+]
 
 
-@pytest.mark.parametrize("part", ["model", "guide"])
-@pytest.mark.parametrize("value", [3, [1, 2], {}])
-def test_a_pair_of_other_values_is_refused(entry, tmp_path, part, value):
-    save(entry.model, entry.guide, tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    content["pair"][part] = value
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="describes no pair"):
-        load(tmp_path)
-
-
-def test_settings_of_a_guide_that_are_no_mapping_are_refused(entry, tmp_path):
+@pytest.mark.parametrize(("place", "value", "message"), CHANGES)
+def test_a_description_of_other_values_is_refused(entry, tmp_path, place, value, message):
     save_entry(entry, tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
-    content["settings"] = {"guide": 3}
+    *outer, name = place.split(".")
+    reduce(dict.__getitem__, outer, content)[name] = value
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="guide of part-whole must be a mapping, not 3"):
+    with pytest.raises(ValueError, match=message):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"entry": "part-whole"}'])
-def test_a_damaged_description_is_refused(entry, tmp_path, text):
+OLD = json.dumps({"entry": "part-whole", "sizes": {"objects": 2}, "guide": "delta"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "does not describe an entry"),
+        ("[]", "does not describe an entry"),
+        (OLD, r"a version before 0\.3 wrote it.*train it again"),
+    ],
+)
+def test_a_damaged_description_is_refused(entry, tmp_path, text, message):
     save_entry(entry, tmp_path)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match="does not describe an entry"):
-        load(tmp_path)
-
-
-class Malicious:
-    def __reduce__(self):
-        return pytest.fail, ("a pickle was opened",)
-
-
-def test_truncated_missing_and_pickled_weights_are_refused(entry, tmp_path):
-    save_entry(entry, tmp_path)
-    weights = tmp_path / "model.safetensors"
-    for content in (weights.read_bytes()[:-7], pickle.dumps(Malicious())):
-        weights.write_bytes(content)
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            load(tmp_path)
-    weights.unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import adjusted_rand_score
+from terminal import run
 from watermarks import watch, watermarked
 
-from capsule_zoo.cli import main
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import Objects
 from capsule_zoo.experiments import Job, Options, find_experiment, list_experiments
@@ -235,9 +235,7 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
     config = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "settings": sizes}
     runs.train("scenes", tmp_path / "run", config, progress=False)
     assert load("run").model.image_shape == (3, 35, 35)
-    with pytest.raises(SystemExit) as ended:
-        main(["segment", "run", "--draws", "1", "--temperature", "0.1", "--json"])
-    assert ended.value.code == 0
+    assert run("segment", "run", "--draws", 1, "--temperature", 0.1, "--json") == 0
     summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert summary["images"] == 3
     folder = tmp_path / "run" / "objects"
@@ -246,9 +244,7 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
     )
     assert len((folder / "objects.csv").read_text().splitlines()) == 1 + summary["objects"]
     larger = ["--data", "multi-sprites:train=20,test=2", "--slots", "3", "--out", "larger"]
-    with pytest.raises(SystemExit) as ended:
-        main(["segment", "run", "--draws", "1", *larger])
-    assert ended.value.code == 0
+    assert run("segment", "run", "--draws", 1, *larger) == 0
     with Image.open(tmp_path / "larger" / "masks" / "1.png") as mask:
         assert mask.size == (64, 64)
     assert pd.read_csv(tmp_path / "larger" / "counts.csv")["count"].between(0, 3).all()
@@ -267,18 +263,16 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(
     config = {"data": "folder:own", "limits": {"steps": 1}, "settings": sizes}
     runs.train("scenes", tmp_path / "run", config, progress=False)
     for options, number in ((["--out", "all"], 6), (["--held-out", "--out", "few"], 1)):
-        with pytest.raises(SystemExit) as ended:
-            main(["segment", "run", "--draws", "1", *options])
+        assert run("segment", "run", "--draws", 1, *options) == 0
         counts = pd.read_csv(tmp_path / options[-1] / "counts.csv")
-        assert ended.value.code == 0 and len(counts) == number
+        assert len(counts) == number
         assert ("resized to 35x35 pixels" in capsys.readouterr().err) == (number == 6)
         if number == 6:
             assert counts["file"].tolist() == [f"picture-{n}.png" for n in range(6)]
             assert "file" in pd.read_csv(tmp_path / "all" / "objects.csv")
     segment_run(load("run"), load_dataset("folder:own").test, tmp_path / "all", draws=1)
     assert [f.name for f in (tmp_path / "all" / "masks").iterdir()] == ["0.png"]
-    with pytest.raises(SystemExit):
-        main(["segment", "run", "--draws", "1", "--out", "all"])
+    assert run("segment", "run", "--draws", 1, "--out", "all") == 0
     for number in (0, 5):  # the corner of a picture is in no object, or in none that covers it
         with Image.open(tmp_path / f"all/pictures/{number}.png") as picture:
             assert (max(picture.getpixel((0, 0))) > 50) == (number == 5)
@@ -292,12 +286,6 @@ def squares() -> np.ndarray:
     return pixels
 
 
-def call(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments])
-    assert ended.value.code == 0
-
-
 SMALL_TILES = ["--batch-size", "8", "--set", "window=8", "--set", "slots=2", "--set"]
 SMALL_TILES += ['thing_settings={"latent":2,"channels":3,"guide":{"hidden":5}}', "--quiet"]
 
@@ -308,8 +296,9 @@ def test_a_run_of_whole_pictures_goes_on_and_is_read_at_its_scale(tmp_path, monk
     Image.fromarray(squares()).save("squares.png")
     (tmp_path / "others").mkdir()
     Image.fromarray(255 - squares()[:70]).resize((240, 140)).save("others/other.png")
-    call("train", "scenes", "--data", "squares.png", *SMALL_TILES, "--steps", "2", "--out", "parts")
-    call("train", "scenes", "--resume", "--steps", "3", "--out", "parts", "--quiet")
+    train = ["train", "scenes", "--out", "parts"]
+    assert run(*train, "--data", "squares.png", *SMALL_TILES, "--steps", 2) == 0
+    assert run(*train, "--resume", "--steps", 3, "--quiet") == 0
     expected = load_dataset("tiles:squares.png")
     recipe = runs.resume_recipe(Path("parts"), "scenes", {})
     _, resumed = runs._begin(recipe, find_registration("scenes"), None)
@@ -361,17 +350,10 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
     pixels = squares()
     Image.fromarray(pixels).save("squares.png")
     Image.fromarray(pixels[:60]).save("other.png")
-    small = ["window=8", "slots=2", 'thing_settings={"latent":2,"channels":3,"guide":{"hidden":5}}']
-    settings = [part for setting in small for part in ("--set", setting)]
-    command = ["train", "scenes", "--data", "squares.png", "--size", "10", "--steps", "2"]
-    for arguments in (
-        [*command, "--batch-size", "8", "--out", "run", *settings],
-        ["segment", "run"],
-        ["segment", "run", "--data", "other.png", "--out", "other", "--json"],
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert ended.value.code == 0
+    command = ["train", "scenes", "--data", "squares.png", "--size", 10, "--steps", 2]
+    assert run(*command, *SMALL_TILES, "--out", "run") == 0
+    assert run("segment", "run") == 0
+    assert run("segment", "run", "--data", "other.png", "--out", "other", "--json") == 0
     summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert load("run").model.leveling.width == 10
     for folder, height, name in (("run/objects", 90, "squares.png"), ("other", 60, "other.png")):
@@ -386,16 +368,14 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
         objects = (Path(folder) / "objects.csv").read_text().splitlines()
         assert values.max() <= max(0, len(objects) - 1)
     assert summary["count"] == row["count"]
-    for option in (["--slots", "5"], ["--temperature", "0.1"], ["--draws", "2"]):
-        with pytest.raises(SystemExit) as ended:
-            main(["segment", "run", *option])
-        assert ended.value.code and f"leave {option[0]} out" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "vae", "--data", "squares.png", "--steps", "1"])
-    assert ended.value.code and "for the entry scenes" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["segment", "scenes-mnist", "--data", "squares.png"])
-    assert ended.value.code and "was not trained on whole pictures" in capsys.readouterr().err
+    for command, message in (
+        ("segment run --slots 5", "leave --slots out"),
+        ("segment run --temperature 0.1", "leave --temperature out"),
+        ("segment run --draws 2", "leave --draws out"),
+        ("train vae --data squares.png --steps 1", "for the entry scenes"),
+        ("segment scenes-mnist --data squares.png", "was not trained on whole pictures"),
+    ):
+        assert run(*command.split()) and message in capsys.readouterr().err
 
 
 @pytest.mark.long

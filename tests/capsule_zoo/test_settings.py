@@ -1,6 +1,5 @@
 """Settings: `create` knows each by name and type, and reports the given and the allowed values."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +13,6 @@ from capsule_zoo.registry import create, find_registration, list_models, small_s
 from capsule_zoo.settings import (
     arguments_of,
     configure,
-    describe_hint,
     fits,
     flat,
     flat_arguments,
@@ -181,20 +179,6 @@ def test_options_are_followed_to_the_class_that_takes_no_more():
         "wide": (None, "float | None", "how large, in all."),
     }
     assert words_of(None) == {}
-
-
-@pytest.mark.parametrize(
-    ("hint", "text"),
-    [
-        (int | None, "a whole number or None"),
-        (tuple[int, int], "2 whole numbers such as (8, 8)"),
-        (tuple[float, ...], "several numbers such as (0.5, 0.5)"),
-        (Mapping[str, Any], "a mapping from names to values"),
-        (bool, "True or False"),
-    ],
-)
-def test_annotations_are_put_into_words(hint, text):
-    assert describe_hint(hint) == text
 
 
 @pytest.mark.parametrize("shape", [(20,), (20, 20), (2, 20, 20)])

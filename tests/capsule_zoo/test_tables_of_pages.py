@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from capsule_zoo.pages.markdown import fill, grids_of, round_metric, table, verdict
-from capsule_zoo.pages.stories import read_story, remainder
-from capsule_zoo.records import FIELDS, metric_title, read_record
+from capsule_zoo.pages.stories import read_story
+from capsule_zoo.records import FIELDS, read_record
 from capsule_zoo.registry import create, list_models, small_settings
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -47,35 +47,6 @@ def test_rounding_changes_a_number_by_less_than_a_twentieth_of_its_error(value, 
     assert abs(estimate - value) <= 0.0501 * se + 1e-9 and abs(error - se) <= 0.0501 * se
 
 
-def test_names_in_words():
-    assert metric_title("iwae_100_low_rank") == "IWAE-100 low rank"
-    assert metric_title("log_likelihood_raise") == "log likelihood (reverse AIS)"
-    assert metric_title("mapped_elbow") == "mapped elbow"
-    assert metric_title("error_power_0_25_3") == "error power 0.25 3"
-    assert metric_title("rate_0_001_decay_0_mnist") == "rate 0.001 decay 0 MNIST"
-    assert metric_title("noise_025") == "noise 0.25"
-    assert metric_title("fgsm_10_20_error") == "FGSM 10 20 error"
-    assert metric_title("presence_pose_aligned_few") == "presence pose at the best rotation few"
-    assert [metric_title(name) for name in ("draw", "one_draw")] == ["DRAW", "one draw"]
-
-
-RECORD = {
-    "metrics": {name: 0 for name in ("steps", "elbo_a", "ess_a", "elbo_b", "elbo_a_relaxed")},
-    "tables": {
-        "": {"elbo": {"a": "elbo_a", "b": "elbo_b"}, "ess": {"a": "ess_a"}},
-        "relaxed": {"elbo": {"a": "elbo_a_relaxed"}},
-    },
-}
-
-
-def test_a_record_is_shown_as_its_tables_and_the_rest():
-    (first, second), rest = grids_of(RECORD)
-    assert (first.title, first.columns, first.rows) == ("", ("elbo", "ess"), ("a", "b"))
-    assert first.names == {("a", "elbo"): "elbo_a", ("b", "elbo"): "elbo_b", ("a", "ess"): "ess_a"}
-    assert (second.title, second.names) == ("relaxed", {("a", "elbo"): "elbo_a_relaxed"})
-    assert rest == ["steps"]
-
-
 @pytest.mark.parametrize("columns", [6, 7])
 def test_a_table_of_more_than_six_columns_is_transposed(columns):
     metrics = {f"q{i}_{row}": dict(value=i, se=None, n=9) for i in range(columns) for row in "ab"}
@@ -101,33 +72,6 @@ def test_every_metric_is_shown_once(path):
     grids, rest = grids_of(record)
     gathered = [name for grid in grids for name in grid.names.values()]
     assert sorted(gathered + rest) == sorted(record["metrics"])
-
-
-DOCSTRING = """Toys: small things.
-
-Story. A toy is drawn,
-and painted.
-
-    z ~ Normal(0, I)        # (B, 2)
-
-    image ~ Normal(f(z))
-
-It is `plain`.
-
-References:
-    Somebody 2020, "Toys"
-    (arXiv 2001.00001).
-"""
-
-
-def test_a_story_is_told_up_to_its_process():
-    story = read_story(DOCSTRING)
-    assert (story.title, story.subtitle) == ("Toys", "Small things.")
-    process = "    z ~ Normal(0, I)        # (B, 2)\n\n    image ~ Normal(f(z))"
-    assert story.opening == f"A toy is drawn,\nand painted.\n\n{process}"
-    assert story.more.strip() == "It is `plain`."
-    assert story.references == 'Somebody 2020, "Toys" (arXiv 2001.00001).'
-    assert remainder("First.\n\nMore\nof it.\n\nRaises:\n    ValueError: no.\n") == "More\nof it."
 
 
 @pytest.mark.parametrize("name", list_models())

@@ -59,12 +59,6 @@ def test_the_transform_is_drawn_anew_in_every_batch_and_epoch():
     assert len(pictures.flatten(1).unique(dim=0)) == 12
 
 
-def test_batches_leave_the_global_random_state_alone(split):
-    before = torch.get_rng_state()
-    list(Batches(split, 8, transform=Rotate(10.0)).epoch(0))
-    assert torch.equal(before, torch.get_rng_state())
-
-
 class Jitter(torch.nn.Module):
     """A transform in torchvision's style: a module of images alone, with global draws."""
 

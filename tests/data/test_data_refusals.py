@@ -119,7 +119,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no name": (lambda: load_dataset("zebra"), "Known are: .*digits.*folder:PATH"),
     "modules": (lambda: load_dataset("sprites"), r"imported modules \(--import MODULE\)"),
     "no folder named": (lambda: load_dataset("folder:"), "folder:PATH"),
-    "no folder there": (lambda: load_dataset("folder:gone"), "no folder .*gone; name the place w"),
     "no file there": (lambda: load_dataset("folder:gone.npz"), r"no file .*gone\.npz; name the pl"),
     "an empty name": (lambda: load_dataset(""), "unknown data set ''"),
     "no pictures": (lambda: load_dataset("./lettres"), "no such folder of pictures either"),
@@ -127,11 +126,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         f"size {size}": (lambda size=size: load_dataset(size=size), "size")
         for size in (0, (28, -1), 2.5, "0x28", "large", (28, 2.5))
     },
-    "half a size": (lambda: load_dataset(size="28x"), "size .*not '28x'"),
-    "less validation": (lambda: load_dataset(validation=-1), "validation"),
     "more validation": (lambda: load_dataset(validation=1397), "validation"),
     "half an image": (lambda: load_dataset(validation=1.5), "validation must be a whole number"),
-    "seed": (lambda: load_dataset(seed=-1), "seed"),
     "root": (lambda: load_dataset(root="no/such/folder"), "root must be a folder"),
     **{
         f"pictures as {name}": (lambda name=name: one_picture(name), "mean 'folder:letters'")
@@ -145,7 +141,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         f"array of {kind}": (lambda kind=kind: array(kind), r"words\.npy must be bytes .*; write")
         for kind in ("<U3", "M8[D]")
     },
-    "array of records": (lambda: array([("x", float)]), r"words\.npy must be bytes .*; write them"),
     "no picture": (lambda: open_image(io.BytesIO(b"words"), "x.png"), "x.png is not a readable im"),
     "points": (lambda: arrays(points=np.zeros((3, 4, 2))), "points are read by constellations:"),
     "two channels": (
@@ -158,7 +153,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "from 1.0000002 to 1.0000002; rescale",
     ),
     "NaN": (lambda: arrays(images=ZEROS * np.nan), "from nan to nan; fill in what is NaN"),
-    "one array": (lambda: arrays(images=ZEROS[:1]), "holds 1 image, but 2 or more are needed"),
     "few labels": (
         lambda: arrays(images=ZEROS, labels=np.arange(2)),
         r"whole numbers from 0 on, \(3,\)",
@@ -167,16 +161,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # splits and data sets
     "images of three dims": (lambda: Split(IMAGES[:, 0], SPLIT.labels), "images"),
     "labels of fewer": (lambda: Split(IMAGES, SPLIT.labels[:5]), "labels"),
-    "labels of floats": (lambda: Split(IMAGES, SPLIT.labels.float()), "labels must be integers"),
     "a list of images": (lambda: Split(list(IMAGES), SPLIT.labels), r"of images by torch\.stack"),
-    "labels of words": (lambda: Split(IMAGES, ["cat", "dog"]), "a tensor of integers, not list; n"),
     "splits of two shapes": (
         lambda: Splits("odd", SPLIT, SPLIT, Split(IMAGES[..., :4], SPLIT.labels)),
         "several shapes",
-    ),
-    "no split": (
-        lambda: Splits("arrays", SPLIT, SPLIT, IMAGES),
-        r"test must each be a Split\(images, labels\)",
     ),
     "classes not known": (
         lambda: Splits("toy", SPLIT, SPLIT, SPLIT, ("b", "c", "d")).match_classes(["c"]),
@@ -186,32 +174,20 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "side": (lambda: half_mask((2, 2), "up"), "side must be one of left, right, top, bottom"),
     "mask of floats": (lambda: hide(GRAY, torch.ones(4, 6)), "bool, not torch.float32"),
     "mask as a list": (lambda: hide(GRAY, [[True]]), r"must have the shape.*not \(1, 1\)"),
-    "mask as numbers": (lambda: hide(GRAY, [[1.0]]), "bool, not torch.float32"),
     "mask as a word": (lambda: hide(GRAY, "left"), "a numpy array or a list.*not str"),
     "mask turned": (lambda: hide(GRAY, torch.ones(6, 4).bool()), r"have the shape.*not \(6, 4\)"),
-    "mask of more": (lambda: hide(GRAY, torch.ones(3, 1, 4, 6).bool()), "must have the shape"),
     "binary bytes": (
         lambda: Binarize()(255 * GRAY.round(), generator=torch.Generator()),
         r"lie in \[0, 1\], not in \[0, 255\]; divide",
     ),
-    "binary below": (
-        lambda: Split(IMAGES.round() - 0.5).binarize(),
-        r"lie in \[0, 1\], not in \[-0.5, 0.5\]; divide",
-    ),
     "no spread": (lambda: Standardize.of(torch.ones(2, 1, 2, 2)), "scale must be positive"),
     # transforms
     "shift back": (lambda: Shift(-1), "pixels"),
-    "half a shift": (lambda: Shift(1.5), "pixels"),
     "no angle": (lambda: Rotate(float("nan")), "degrees"),
-    "angle below 0": (lambda: Rotate(-3), "degrees"),
-    "shear": (lambda: Affine(shear=-0.1), "shear"),
     "scale 0": (lambda: Affine(scale=(0.0, 1.0)), "scale"),
-    "scales exchanged": (lambda: Affine(scale=(1.2, 0.8)), "scale"),
-    "shift without end": (lambda: Affine(shift=float("inf")), "shift"),
     "motions": (lambda: warp_images(IMAGES, torch.zeros(2, 2, 3)), "motions"),
     # batches
     "batch size": (lambda: Batches(SPLIT, 0), "batch_size"),
-    "seed of batches": (lambda: Batches(SPLIT, 8, seed=-1), "seed"),
     "transform": (lambda: Batches(SPLIT, 8, transform="flip"), "must be a function of images"),
     "empty split": (lambda: Batches(SPLIT[:0], 8), "empty"),
     "key": (lambda: seeded_generator(1, -1), "negative"),
@@ -226,48 +202,28 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "names": (lambda: first(ITEMS(NAMED, 4)), "not a dict with the keys 'image', 'label'"),
     "no labels": (lambda: first(ITEMS(ALONE, 4)), "data has no labels, which are needed"),
     "words": (lambda: first(ITEMS(TEXT_LABELS, 4)), "labels must be a tensor of integers"),
-    "loader, words": (
-        lambda: first(LOADER(DataLoader(TEXT_LABELS, 4))),
-        "must be a tensor of integers",
-    ),
     "loader, endless": (
         lambda: first(LOADER(DataLoader(Endless(), 4))),
         "unknown length; give its IterableDataset",
     ),
-    "loader, no labels": (
-        lambda: first(LOADER(DataLoader(Miscounted(), 1))),
-        "data has no labels, which are needed",
-    ),
     "loader, apart": (lambda: first(LOADER(distributed())), "DistributedSampler"),
-    "loader, bytes": (lambda: first(LOADER(DataLoader(BYTES, 4))), "divide bytes by 255"),
-    "loader, seed": (lambda: LOADER(DataLoader(NOISY, 4), seed=-1), "seed must not be negative"),
     "loader, early": (lambda: first(miscounted()), "gave 5 batches in epoch 0, but"),
     # scenes and views
     "no room": (lambda: gray_scenes(*DIGITS, 2, canvas=4), "no room"),
     "least": (lambda: gray_scenes(*DIGITS, 2, least=4), "least must be"),
     "ink below 0": (lambda: gray_scenes(*DIGITS, 2, ink=-0.1), "ink must be a brightness from"),
-    "ink of 1": (lambda: gray_scenes(*DIGITS, 2, ink=1.0), "ink must be a brightness from"),
-    "most": (lambda: gray_scenes(*DIGITS, 2, most=0), "most"),
-    "canvas": (lambda: gray_scenes(*DIGITS, 2, canvas=0), "canvas"),
-    "scale": (lambda: gray_scenes(*DIGITS, 2, scale=float("nan")), "scale"),
-    "spread": (lambda: gray_scenes(*DIGITS, 2, spread=-1.0), "spread"),
     **{
         name: (lambda name=name: load_dataset(name), message)
         for name, message in {
             "tetrominoes:few=3": "no option 'few'; its options are train, test",
             "tetrominoes:most=three": "most of tetrominoes must be a number",
             "tetrominoes:": "no option ''; its options are train, test",
-            "tetrominoes:train=20,": "no option ''; its options are train, test",
             "multi-sprites:train=0": "train and test must be at least 1, not 0 and",
-            "tetrominoes:test=0": "train and test must be at least 1",
             "multi-sprites:most=0,least=0": "most must be at least 1 and at most 255, not 0",
-            "tetrominoes:most=0": "most must be at least 1 and at most 255, not 0",
             "multi-sprites:most=256,least=256": "most must be at least 1 and at most 255, not 256",
             "tetrominoes:canvas=37": "canvas must be a multiple of 5, .* not 37",
             "multi-sprites:least=3,most=2": "least must be from 0 to most=2, not 3",
-            "multi-sprites:least=-3": "least must be from 0 to most=5, not -3",
             "multi-sprites:canvas=10": "canvas=10 has no room for objects of 24 pixels",
-            "tetrominoes:canvas=0": "canvas=0 has no room for objects of 20 pixels",
             "tetrominoes:most=12,train=5": "12 objects do not fit; give a larger canvas",
         }.items()
     },
@@ -279,7 +235,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         for number in (7, -1, 1.5)
     },
     "toy": (lambda: make_toy("boat", 0), "category must be one of"),
-    "empty matrix": (lambda: read_matrix(b""), "too short"),
     "no matrix": (lambda: read_matrix(b"not a matrix at all"), "unknown magic"),
     "no files of views": (lambda: SmallNORB(Path("nowhere")), r"training-dat.*published at https"),
 }

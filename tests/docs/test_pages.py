@@ -111,16 +111,6 @@ def test_a_page_of_results_is_short_and_shows_a_picture_and_one_table_of_compari
     assert all("<!-- verdict: " in row and "<!-- value: " in row for row in rows)
 
 
-def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_path):
-    text = pages.entry("part-whole")
-    for fragment in ("`object_pose`", "`routing`", "`delta` (default)", "load('part-whole-mnist')"):
-        assert fragment in text
-    none = "Trained weights:\n\n- none"
-    assert "PartWholeGuide" in text and none not in text
-    monkeypatch.setattr(pages.registry, "WEIGHTS", tmp_path)
-    assert none in pages.entry("part-whole")
-
-
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz's program dot is not installed")
 @pytest.mark.parametrize("name", list_models())
 def test_the_plate_diagram_shows_every_site_and_plate(pages, name):

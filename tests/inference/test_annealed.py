@@ -15,6 +15,7 @@ from torch.distributions.transforms import ExpTransform
 from toys import (
     BernoulliMixture,
     Conjugate,
+    ExactGuide,
     NoGuide,
     Parts,
     PartsGuide,
@@ -371,15 +372,9 @@ def test_chains_cross_between_the_guide_and_the_prior():
     """The guide is the posterior, a hundredth as wide as the prior, so both bounds are log p."""
     torch.manual_seed(0)
     model = Conjugate(noise=0.02).double()
-
-    class Exact(Guide[Conjugate]):
-        def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-            with pyro.plate("images", len(images), dim=-1):
-                pyro.sample("code", dist.Normal(*self.model.posterior(images)))
-
     settings = dict(chains=200, temperatures=100, leapfrogs=2, simulated=4, prior_fraction=0.5)
     images = torch.full((1, 1, 2, 2), 0.6).double()
-    idata = annealed_log_likelihood(model, Exact(model), images, batch_size=10**6, **settings)
+    idata = annealed_log_likelihood(model, ExactGuide(model), images, batch_size=10**6, **settings)
     assert np.abs(annealed_gaps(idata)).max() < 0.3  # log 2, if they stay where they started
     error = annealed_bounds(idata)["lower"] - model.log_evidence(images).item()
     assert abs(error) < 0.1

@@ -54,16 +54,6 @@ def test_differences_are_paired_and_to_the_first_bound(table):
     assert table.loc["linear", "elbo_difference_se"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("rows", [["point"], ["exact", "linear"], ["point", "exact", "widened"]])
-def test_the_picture_has_a_panel_for_bounds_and_one_for_points(table, rows):
-    table, _, _ = table
-    subset = table.loc[rows]
-    figure = subset.draw()
-    assert len(figure.axes) == ("point" in rows) + any(row != "point" for row in rows)
-    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
-    assert sorted(labels) == sorted(rows)
-
-
 def test_relaxed_rows_are_discrete_unless_they_say_so():
     torch.manual_seed(0)
     entry = create("part-whole", **small_settings("part-whole")).use_guide("normal")
@@ -83,15 +73,6 @@ def test_one_image_has_no_standard_error():
     table = compare({"exact": (model, ExactGuide(model))}, conjugate_images(1), num_particles=2)
     assert "_se" not in str(table)
     assert table.draw().axes[0].get_xlabel().endswith("nats per image (one image)")
-
-
-def test_models_of_labels_are_compared_by_the_density_of_labels():
-    cnn = create("cnn", **small_settings("cnn"))
-    images, labels = torch.rand(4, *cnn.model.image_shape), torch.tensor([0, 1, 0, 1])
-    table = compare({"cnn": (cnn.model, cnn.guide)}, images, labels=labels, num_particles=2)
-    scores = cnn.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
-    assert table.loc["cnn", "elbo"] == pytest.approx(scores.mean().item(), rel=1e-5)
-    assert table.attrs["bound_on"] == "log p(label | image)"
 
 
 class Sure(Guide):

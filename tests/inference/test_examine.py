@@ -20,10 +20,8 @@ from test_programs import (
     double,
     marginal,
     mixture,
-    schools,
 )
 
-from capsule_zoo.data import progress
 from capsule_zoo.inference import auto_encoder, evaluate, examine, fit_guide, summarize
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.examination.encoder import AutoEncoder, InterruptedFit, trained_encoder
@@ -171,11 +169,6 @@ REFUSED = {
     "no rows": (dict(rows=0), ValueError, "rows must be at least 1"),
     "held-out data of another name": (dict(held_out={"y": X}), UnservedProgram, "'y'.*given.*x"),
     "held-out data without names": (dict(held_out=X), UnservedProgram, "held_out must be"),
-    "held-out data of another form": (
-        dict(held_out={"x": X[:, :3]}),
-        UnservedProgram,
-        "observes values of shape",
-    ),
 }
 
 
@@ -185,13 +178,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(name):
     with pytest.raises(kind, match=message) as caught:
         examine(components, X, **{**SHORT, **settings})
     assert "\n" not in str(caught.value)
-
-
-def test_all_data_as_one_row_are_held_out_only_by_equal_sizes():
-    y = double(28, 8)
-    with pytest.raises(UnservedProgram, match="other sites or shapes"):
-        settings = dict(observed={"y": y}, held_out={"errors": torch.ones(6), "y": y[:6]})
-        examine(schools, torch.ones(8).double(), **settings, **SHORT)
 
 
 def interrupt_training_of(kind: type, monkeypatch, before: int = 0) -> None:
@@ -274,22 +260,3 @@ def test_an_interrupt_leaves_no_guide_half_trained(name, monkeypatch):
     interrupt_training_of(kind, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         call(points)
-
-
-@pytest.mark.long
-def test_one_line_says_how_far_the_whole_call_is(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
-    settings = {"guides": ["encoder", "gauss_newton"], "rows": 2, **SHORT}
-    examine(components, X, **settings)
-    assert capsys.readouterr().err == ""
-    examine(components, X, **settings, progress=True)
-    lines = capsys.readouterr().err.splitlines()
-    whole = [line.partition(": ")[2] for line in lines if line.startswith("examining components")]
-    done = [int(line.split()[0]) for line in whole]
-    assert done == sorted(done) and done[0] == 0 and done[-1] == 7
-    assert all(" of 7 parts" in line for line in whole) and " left, " in whole[1]
-    order = "training the encoder", "fitting free_form", "annealing", "measuring gauss_newton"
-    places = [next(i for i, line in enumerate(whole) if part in line) for part in order]
-    assert places == sorted(places)
-    assert not [line for line in lines if line.startswith("measuring guides")]

@@ -5,11 +5,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from toys import BernoulliMixture, Correlated, Parts, PartsGuide
+from toys import Correlated, Parts, PartsGuide
 
-from capsule_zoo.guides import GaussNewton, Guide
+from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.gauss_newton import MODES
-from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, simulate
@@ -288,21 +287,6 @@ def test_presences_settle_with_the_poses_that_follow_them():
     idata = evaluate(model, guide, images, num_particles=100)
     evidence = model.log_evidence(images).mean().item()
     assert summarize(idata)["iwae"] == pytest.approx(evidence, abs=0.2)
-
-
-def test_what_has_no_curvature_is_refused_in_a_line():
-    machine = create("capsule-rbm", **small_settings("capsule-rbm")).model
-    with pytest.raises(ValueError, match="CapsuleRBM gives its images no mean and variance"):
-        gauss_newton(machine, None, torch.rand(2, *machine.image_shape).round())
-    with pytest.raises(ValueError, match="points must be a FreeForm guide, not Prior"):
-        GaussNewton(Prior(machine), {})
-    bits = BernoulliMixture(False)
-    with pytest.raises(UnservedSite, match="has no continuous site"):
-        gauss_newton(bits, None, torch.rand(2, 1, 2, 2).round(), steps=0)
-    summed = create("part-whole", **small_settings("part-whole")).model.with_selection("enumerate")
-    images = summed.space.example(2, torch.float32, torch.Generator())
-    with pytest.raises(UnservedSite, match=r"sums out .*_parent.* by enumeration"):
-        gauss_newton(summed, None, images, steps=0)
 
 
 def test_temperatures_lie_where_log_weights_change():

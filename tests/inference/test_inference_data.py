@@ -57,6 +57,13 @@ def test_dims_are_the_plates_of_the_model(name, expected):
     assert all(dims[site][2 : 2 + len(plates[site])][1:] == plates[site][1:] for site in dims)
 
 
+def test_points_have_the_dims_of_their_space():
+    entry = small_entry("constellations")
+    idata = evaluate(entry.model, entry.guide, images_for(entry), num_particles=2)
+    dims = ("image", *entry.model.space.dims)
+    assert idata.observed_data.points.dims == idata.posterior_predictive.points.dims[2:] == dims
+
+
 class Awkward(Model):
     """A model unlike the zoo's: images are the inner plate, and one plate is called "draw"."""
 

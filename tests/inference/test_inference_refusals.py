@@ -12,12 +12,12 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from small_entries import check_refused, images_for, on, small_entry
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from toys import (
+    BernoulliMixture,
     Conjugate,
     ExactGuide,
     Labelaw,
     LinearGuide,
     NoGuide,
-    PointGuide,
     conjugate_images,
     on_toys,
     pair,
@@ -26,10 +26,13 @@ from toys import (
 from capsule_zoo import models
 from capsule_zoo.data import Split
 from capsule_zoo.data.tensors import as_tensor
-from capsule_zoo.guides import ExactLabel
+from capsule_zoo.guides import ExactLabel, GaussNewton
+from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference import (
     Comparison,
     IncompatibleGuide,
+    Inputs,
+    SemiAmortized,
     classify,
     compare,
     encode,
@@ -37,6 +40,8 @@ from capsule_zoo.inference import (
     evaluate,
     fgsm,
     fill_in,
+    fit,
+    fit_guide,
     infer,
     intervene,
     mean_images,
@@ -96,6 +101,10 @@ def classifier_and_vae(model, guide) -> dict:
     return {"vae": (vae.model, vae.guide), "cnn": (model, guide)}
 
 
+def fit_labels(model, guide, images, labels) -> None:
+    fit(model, guide, Split(images, labels), inputs=Inputs(labels=True), steps=1)
+
+
 def plain(images=None, labels=None):
     """A plain program, which declares no site."""
 
@@ -116,16 +125,11 @@ PARTICLES = "num_particles must be at least 1"
 REFUSALS = [
     # evaluations
     (lambda: on_toys(evaluate, num_particles=0), PARTICLES),
-    (lambda: on_toys(evaluate, num_particles=2.5), "num_particles must be a whole numbe"),
-    (lambda: on_toys(evaluate, chains=0), "chains must be at least 1"),
     (lambda: on_toys(evaluate, seed=-1), "seed must be a whole number from 0"),
-    (lambda: on_toys(evaluate, seed=1.5), "seed must be a whole number from 0"),
     (lambda: on_toys(evaluate, seed=2**63), "seed must be a whole number from 0"),
     (lambda: on_toys(evaluate, labels=LABELS[:2]), r"labels must be \(3,\), .*not \(2,\)"),
     (lambda: on_toys(evaluate, labels=torch.zeros(3)), "labels must be integers.*float32"),
-    (lambda: on_toys(evaluate, labels=LABELS > 0), "labels must be integers.*bool"),
     (lambda: on_toys(evaluate, labels=["a", "b"]), "must be a tensor.*not list; number classes"),
-    (lambda: on_toys(evaluate, labels=3), "labels must be a tensor.*not int"),
     (lambda: evaluate(*pair(), conjugate_images(3)[:0]), "images is an empty batch"),
     (lambda: evaluate(*pair(), BYTES), "divide bytes by 255"),
     (lambda: on("cnn", evaluate), "ConvolutionalClassifier explains labels.*labels=.*error_rate"),
@@ -167,10 +171,7 @@ REFUSALS = [
     ),
     (lambda: encode(small_entry("vae").model, conjugate_images(3)), "call encode", TypeError),
     (lambda: classify(classifier()[0], conjugate_images(3)), r"call classify\(model", TypeError),
-    (lambda: error_rate(classifier()[1], split()), r"call error_rate\(model", TypeError),
     (lambda: sample(small_entry("vae").model, 0), "number must be at least 1"),
-    (lambda: mean_images(small_entry("vae").model, 0), "number must be at least 1"),
-    (lambda: infer(small_entry("vae").guide, torch.rand(2, 1, 5, 6), batch_size=0), "batch_size"),
     *(
         (lambda name=name: on(name, classify), "linear probe")
         for name in ("vae", "part-whole", "draw")
@@ -198,8 +199,6 @@ REFUSALS = [
             ({"object_pose": torch.nan}, "'object_pose' to values outside of its support"),
         )
     ),
-    (lambda: on("vae", intervene, {"image_code": 0.0}, num_samples=0), "num_samples"),
-    (lambda: on("vae", intervene, {"image_code": 0.0}, seed=-1), "seed must be"),
     (
         lambda: carry(torch.tensor(0.4), dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 1.0)),
         "no rule by which",
@@ -213,7 +212,6 @@ REFUSALS = [
         "in 0 to 2, but these span 10",
     ),
     (lambda: fgsm(classifier()[0], split(), -0.1), "epsilon must be at least 0"),
-    (lambda: fgsm(classifier()[0], split(), 0.1, steps=0), "steps must be at least 1"),
     (lambda: fgsm(classifier()[0], DataLoader(split()), 0.1), "must be a Split, not a DataLoader"),
     (lambda: train_classifier(split(), num_classes=1), "lie in 0 to 0, but these span 0 to 1"),
     (lambda: frechet_distance(np.zeros((1, 3)), np.zeros((5, 3))), "N of at least 2"),
@@ -241,6 +239,7 @@ REFUSALS = [
 ]
 
 
+BITS = BernoulliMixture(False), None, torch.ones(1, 1, 2, 2)
 PLAIN = r"a plain Pyro program, and \w+ needs one"
 OUTSIDE = r"images must lie in \[0, 1\], but these span"
 UNREAD = r"images must be .*; call torch\."
@@ -250,34 +249,78 @@ OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
     ("toys", lambda m, g, x: evaluate(m, AutoMultivariateNormal(m), x), "one image at a time"),
     ("toys", lambda m, g, x: evaluate(*outside(), x), "'tilt' lies outside the plate 'images'"),
     ("vae", lambda m, g, x: evaluate(m.half(), g.half(), x), "log weights round in 16 bits; call"),
-    ("vae", lambda m, g, x: evaluate(m.bfloat16(), g.bfloat16(), x), "log weights round in 16 bit"),
     ("toys", lambda m, g, x: compare({"a": (m, g), "b": (m, NoGuide(m))}, x), "'code' is missing"),
     ("cnn", lambda m, g, x: compare(classifier_and_vae(m, g), x), "labels .'cnn'.*labels=.*error"),
     ("toys", lambda m, g, x: compare(labeled_and_not(), x, labels=LABELS), "'joint' bounds log"),
+    ("cnn", lambda m, g, x: evaluate(m, g, x, labels=LABELS + 9), "build the model with classes="),
+    ("cnn", lambda m, g, x: fit_labels(m, g, x, LABELS + 9), "build the model with classes="),
+    ("cnn", lambda m, g, x: fit_labels(m, g, x, None), r"has no labels.*PATH/CLASS/PICTURE"),
     ("part-whole", lambda m, g, x: compare(soft_and_hard(m, g), x, discrete=False), "not in 'h"),
     ("vae", lambda m, g, x: mean_images(m, 2, {"image_codes": x}), "'image_codes'; did you mean"),
     ("vae", lambda m, g, x: mean_images(m, 4, {"image_code": "word"}), "image_code.* must be"),
     ("part-whole", lambda m, g, x: reconstruct(m, AutoNormal(m), x), "relaxed presences only"),
     ("vae", lambda m, g, x: m(batch_size=2.5), "batch_size must be a whole number, 1 or more"),
     ("vae", lambda m, g, x: m(x.numpy()), UNREAD),
-    ("vae", lambda m, g, x: m(x.tolist()), UNREAD),
     ("conditional-autoencoder", lambda m, g, x: m(x, request=BYTES), "request must be a to"),
     ("vae", lambda m, g, x: latents(g, x, ["wing"]), r"holds \['wing'\]"),
     ("vae", lambda m, g, x: encode(plain, g, x), PLAIN),
-    ("vae", lambda m, g, x: reconstruct(plain, g, x), PLAIN),
-    ("vae", lambda m, g, x: refine(plain, g, x), PLAIN),
     ("vae", lambda m, g, x: gauss_newton(plain, g, x), PLAIN),
-    ("vae", lambda m, g, x: fill_in(plain, g, x), PLAIN),
     ("vae", lambda m, g, x: sample(plain, 2), PLAIN),
     ("vae", lambda m, g, x: sample("vae", 2), "model is a str, which is no capsule_zoo.models.Mod"),
     ("toys", lambda m, g, x: evaluate(m, g, 4 * x - 2), OUTSIDE),
-    ("toys", lambda m, g, x: latents(g, 4 * x - 2, ["code"]), OUTSIDE),
-    ("toys", lambda m, g, x: widen(m, PointGuide(m).double(), 4 * x - 2, steps=1), OUTSIDE),
-    ("vae", lambda m, g, x: mean_images(plain, 2), PLAIN),
     ("vae", lambda m, g, x: intervene(plain, g, x, {"image_code": 0.0}), PLAIN),
     ("vae", lambda m, g, x: intervene(m, g, x[0], {}), "images must have shape"),
     ("vae", lambda m, g, x: fill_in(m, g, x * math.nan, x[0, 0] > -1), "NaN at observed pixels"),
     ("vae", lambda m, g, x: fill_in(m, AutoNormal(m), x), "must be a Guide, .* not AutoNorma"),
+    (
+        "part-whole",
+        lambda m, g, x: evaluate(m, AutoNormal(m), x),
+        "pass discrete=Fal",
+        IncompatibleGuide,
+    ),
+    # guides that are fitted to given images
+    (
+        "part-whole",
+        lambda m, g, x: refine(m, g, x, method="newton"),
+        "method must be one of 'sched",
+    ),
+    ("part-whole", lambda m, g, x: refine(m, g, x, starts=0), "starts must be at least 1"),
+    ("vae", lambda m, g, x: refine(m, g, x, starts=2), "starts must be 1 for VariationalAutoencod"),
+    ("vae", lambda m, g, x: SemiAmortized(lambda images: None), "must be a Guide, .* not function"),
+    ("vae", lambda m, g, x: SemiAmortized(g, kind="widened"), "unknown kind of guide 'widened'"),
+    ("vae", lambda m, g, x: SemiAmortized(g, stars=2), "'stars'; did you mean 'starts'"),
+    ("toys", lambda m, g, x: widen(m, ExactGuide(m), x), "ExactGuide has no Delta over a continuo"),
+    (
+        "toys",
+        lambda m, g, x: fit_guide("freeform", m, g, x),
+        "'freeform'; did you mean 'free_form'",
+    ),
+    ("toys", lambda m, g, x: fit_guide("mixture", m, g, x, mods=3), "'mods'; did you mean 'modes'"),
+    (
+        "toys",
+        lambda m, g, x: fit_guide("low_rank", *BITS, steps=1),
+        "could be correlated",
+        UnservedSite,
+    ),
+    ("toys", lambda m, g, x: gauss_newton(*BITS, steps=0), "has no continuous site", UnservedSite),
+    ("toys", lambda m, g, x: GaussNewton(g, {}), "points must be a FreeForm guide, not Linear"),
+    (
+        "capsule-rbm",
+        lambda m, g, x: gauss_newton(m, None, x),
+        "CapsuleRBM gives its images no mean",
+    ),
+    (
+        "part-whole",
+        lambda m, g, x: gauss_newton(m.with_selection("enumerate"), None, x, steps=0),
+        "sums out .*_parent.* by enumeration",
+        UnservedSite,
+    ),
+    (
+        "capsule-helmholtz",
+        lambda m, g, x: fit_guide("auto_normal", m, g, x, steps=1),
+        "capsule1_switch, capsule1_hidden.*free_form",
+        UnservedSite,
+    ),
 ]
 
 

@@ -121,12 +121,6 @@ def test_exact_samples_have_the_probabilities_and_moments_of_the_joint_gaussians
         assert (second.abs() <= 5 * (2 / count) ** 0.5).all()
 
 
-@pytest.mark.parametrize("families", [("bernoulli", "bernoulli"), ("gaussian", "bernoulli")])
-def test_exact_samples_are_refused_for_units_that_are_not_gaussian(families):
-    with pytest.raises(ValueError, match="must have Gaussian pixels"):
-        exact_samples(small(*families), 10)
-
-
 @torch.no_grad()
 def test_sixteen_thousand_gaussians_take_a_second_and_little_memory():
     """Without couplings log Z is that of independent units, whatever the number of states."""

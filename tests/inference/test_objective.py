@@ -4,13 +4,9 @@ import pyro
 import pytest
 import torch
 from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from small_entries import images_for, small_entry
-from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate_images, fit, pair
+from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate_images, pair
 
-from capsule_zoo.data import Split
 from capsule_zoo.inference import Objective, is_bound, loss_per_image
-from capsule_zoo.inference.objectives.base import units_of
-from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.training.default_objective import default_objective
 
 
@@ -83,20 +79,3 @@ def test_which_objectives_are_bounds():
     assert is_bound(RenyiELBO(alpha=0)) and not is_bound(RenyiELBO(alpha=-1))
     assert not is_bound(TraceMeanField_ELBO())  # drops the log density of Delta sites
     assert not Objective.is_bound
-
-
-UNITS = {
-    "vae": "nats per image",
-    "cnn": "nats per image, of log p(label | image)",
-    "matrix-capsules": "spread loss per image",
-}
-
-
-@pytest.mark.parametrize("name", UNITS)
-def test_a_run_says_the_unit_of_its_loss(name):
-    entry = small_entry(name)
-    data = Split(images_for(entry, 8), torch.arange(8) % 2)
-    settings = dict(labels=entry.model.supervised, objective=entry.objective, progress=False)
-    run = fit(entry.model, entry.guide, data, steps=1, **settings)
-    assert run.units == run.metrics["units"] == UNITS[name]
-    assert units_of(SleepPhase(), None) == "nats per scene"

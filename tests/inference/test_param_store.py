@@ -91,23 +91,6 @@ def test_training_goes_on_as_if_the_store_had_not_been_changed(change, tmp_path)
     assert losses[1] == losses[0]
 
 
-@pytest.mark.parametrize("name", ["vae", "part-whole"])
-def test_a_new_process_takes_the_saved_values_over_and_trains_them(name, tmp_path, new_process):
-    old = small_entry(name)
-    trained(old)
-    values, loss = parameters(old), loss_at(old)
-    pyro.get_param_store().save(tmp_path / "store.pt")
-    new_process()
-    entry = small_entry(name, seed=1)
-    pyro.get_param_store().load(tmp_path / "store.pt")
-    assert loss_at(entry) == loss
-    assert_same(entry, values)
-    trained(entry)
-    after = parameters(entry)
-    assert all(not torch.equal(after[name], value) for name, value in values.items())
-    assert_same(old, values)
-
-
 def by_set_state() -> None:
     state = copy.deepcopy(pyro.get_param_store().get_state())
     for value in state["params"].values():

@@ -18,9 +18,7 @@ from capsule_zoo.inference import (
     infer,
     posterior_predictive,
     reconstruct,
-    sample,
 )
-from capsule_zoo.models import ImageSpace, Model, Site
 
 
 class Decoder(PyroModule):
@@ -81,26 +79,3 @@ def test_fit_evaluate_and_infer_take_the_plain_pair():
     parts = evaluate(model, guide, DataLoader(images, 2), num_particles=2)
     np.testing.assert_array_equal(whole.sample_stats.log_weight, parts.sample_stats.log_weight)
     assert infer(guide, images, ["z"])["z"].shape == (5, 3)
-
-
-def test_what_is_said_is_enough_for_every_verb():
-    class Declared(Model):
-        sites = (Site("z", plates=("images",), event_dim=1),)
-        space = ImageSpace((1, 2, 2))
-
-        def __init__(self):
-            super().__init__()
-            self.paint = nn.Linear(3, 4)
-
-        def forward(self, images=None, labels=None, batch_size=1):
-            with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
-                z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-                mean = self.paint(z).sigmoid().view(-1, 1, 2, 2)
-                return pyro.sample("image", dist.Normal(mean, 0.3).to_event(3), obs=images)
-
-    model, guide, images = Declared(), Encoder(), images_of()
-    assert encode(model, guide, images)["z"].shape == (5, 3)
-    assert reconstruct(model, guide, images).shape == images.shape
-    assert posterior_predictive(model, guide, images, 2).shape == (2, 5, 1, 2, 2)
-    assert (free_form(model, guide, images).refinement.end >= -1000).all()
-    assert sample(model, 3).shape == (3, 1, 2, 2)

@@ -35,11 +35,9 @@ from capsule_zoo.inference import (
     fit_guide,
     infer,
     intervene,
-    log_partition,
     log_weights,
     posterior_predictive,
     reconstruct,
-    sample,
 )
 from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.calibration import check_calibration
@@ -240,7 +238,6 @@ REFUSED = {
         lambda g: check_calibration(schools, lambda x: None, 90, 15),
         "batch_size=90.*auto_encoder",
     ),
-    "no guide": (lambda g: sample(schools, 3), "a plain Pyro program.*give guide.model"),
     "classes": (lambda g: classify(schools, g, SCHOOLS), "schools tells no classes"),
     "an attack": (lambda g: fgsm(schools, NEW["y"], 0.1, guide=g), "schools has no scores"),
     "hidden values": (
@@ -250,11 +247,6 @@ REFUSED = {
     "an action": (
         lambda g: intervene(schools, g, SCHOOLS, {"mean": 0.0}),
         "schools is a plain program; use pyro.do",
-    ),
-    "no energy": (lambda g: log_partition(schools), "plain Pyro program"),
-    "a verb with data of another program": (
-        lambda g: encode(components, g, X),
-        "for the program schools.*auto_enc",
     ),
 }
 

@@ -92,24 +92,6 @@ def test_a_turned_start_is_turned_back(images):
     torch.testing.assert_close(rotated.locs["part_pose"], moved)
 
 
-def test_refusals(pair, images):
-    model, guide = pair
-    with pytest.raises(ValueError, match="method must be one of 'scheduled', 'adam', not 'newton'"):
-        refine(model, guide, images, method="newton")
-    with pytest.raises(ValueError, match="starts must be at least 1"):
-        refine(model, guide, images, starts=0)
-    with pytest.raises(ValueError, match="lr must be positive"):
-        refine(model, guide, images, lr=-1.0)
-    with pytest.raises(ValueError, match=r"images must be \(B, 1, 16, 16\)"):
-        refine(model, guide, images[..., :8])
-    with pytest.raises(ValueError, match=r"guide must be a Guide, .* not function"):
-        SemiAmortized(lambda images: None)
-    with pytest.raises(ValueError, match="unknown kind of guide 'widened'"):
-        SemiAmortized(guide, kind="widened")
-    with pytest.raises(ValueError, match="'stars'; did you mean 'starts'"):
-        SemiAmortized(guide, stars=2)
-
-
 def test_scenes_are_refined_in_their_summed_form():
     entry = create("scenes", **small_settings("scenes"))
     pictures = torch.rand(2, 1, 12, 10)

@@ -83,12 +83,6 @@ def test_semi_amortized_and_widened_guides_fit_and_bound(name):
         assert all_finite(idata) and idata.attrs["is_bound"]
 
 
-def test_other_starts_are_for_part_whole_capsules():
-    entry, images = make("vae")
-    with pytest.raises(ValueError, match="starts must be 1 for VariationalAutoencoder, not 2"):
-        refine(entry.model, entry.guide, images, starts=2)
-
-
 class Diagonal(Model):
     """z ~ Normal(0, 1), pixel i ~ Normal(a_i z_i, sigma): the posterior is diagonal."""
 

@@ -11,13 +11,12 @@ import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
+import small_scenes
 import torch
 from pyro.infer.autoguide import AutoNormal
 from toys import (
     QUIET,
     BernoulliMixture,
-    Conjugate,
-    LinearGuide,
     NoGuide,
     assert_same,
     binary_images,
@@ -29,6 +28,7 @@ from toys import (
 )
 
 from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data import progress as bars
 from capsule_zoo.inference import NonFiniteLoss
 from capsule_zoo.inference.training import progress
 
@@ -213,42 +213,31 @@ def test_a_time_limit_ends_the_run_and_the_schedule():
     assert (rates.diff().dropna() < 0).all() and rates.iloc[-1] < 0.1 * rates.iloc[0]
 
 
-def test_a_loss_that_is_not_finite_names_the_site_and_keeps_the_checkpoint(tmp_path):
-    class Fragile(Conjugate):
-        broken = False
+def spoil_guide(model, guide):
+    with torch.no_grad():
+        guide.offset.fill_(math.nan)
 
-        def forward(self, images=None, labels=None, batch_size=1):
-            if self.broken:
-                self.noise = float("nan")
-            return super().forward(images, labels, batch_size)
 
-    torch.manual_seed(1)
-    model = Fragile().double()
-    guide = LinearGuide(model).double()
-    path = tmp_path / "run.safetensors"
+def spoil_likelihood(model, guide):
+    model.noise = math.nan
+
+
+@pytest.mark.parametrize(("spoil", "site"), [(spoil_likelihood, "image"), (spoil_guide, "code")])
+def test_a_loss_that_is_not_finite_names_the_site_and_keeps_the_checkpoint(spoil, site, tmp_path):
+    """A guide that turns NaN is named before the model."""
+    model, guide = pair()
+    calls = itertools.count(1)
 
     def break_later(images, generator=None):
-        break_later.calls += 1
-        model.broken = break_later.calls == 7
+        if next(calls) == 7:
+            spoil(model, guide)
         return images
 
-    break_later.calls = 0
+    path = tmp_path / "run.safetensors"
     options = {"every": 3, "transform": break_later, "checkpoint": path}
-    with pytest.raises(NonFiniteLoss, match=r"at step 7: .*'image'") as caught:
+    with pytest.raises(NonFiniteLoss, match=f"at step 7: .*'{site}'") as caught:
         fit(model, guide, dataset(), steps=20, **options, **QUIET)
-    assert caught.value.site == "image" and path.exists()
-
-
-def test_a_guide_that_turns_nan_is_named_before_the_model():
-    model, guide = pair()
-
-    def poison(images, generator=None):
-        with torch.no_grad():
-            guide.offset.fill_(math.nan)
-        return images
-
-    with pytest.raises(NonFiniteLoss, match="'code'"):
-        fit(model, guide, dataset(), steps=3, transform=poison, **QUIET)
+    assert caught.value.site == site and path.exists()
 
 
 @pytest.mark.filterwarnings("ignore:Encountered NaN")
@@ -256,3 +245,12 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
 def test_a_transform_that_spoils_the_images_is_told_from_a_rate_that_is_too_high(validated):
     with pyro.validation_enabled(validated), pytest.raises(ValueError, match="images holds NaN"):
         fit(*pair(), dataset(), steps=1, transform=lambda images: images * math.nan, **QUIET)
+
+
+def test_training_shows_its_own_bar_alone(monkeypatch, capsys):
+    """A guide that refines, or looks slot by slot, would show a bar in every step."""
+    monkeypatch.setattr(bars, "SECONDS_TO_FIRST_LINE", 0)
+    model, guide, images = small_scenes.pair()
+    with bars.show_progress():
+        fit(model, guide, images, steps=2, batch_size=3)
+    assert {line.partition(":")[0] for line in capsys.readouterr().err.splitlines()} == {"training"}

@@ -24,7 +24,7 @@ from capsule_zoo.inference import (
     reconstruct,
     sample,
 )
-from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
+from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.registry import Entry
@@ -148,14 +148,6 @@ def test_a_kind_is_encoded_as_the_probabilities_of_its_values():
     assert (kind > 0).all() and (kind < 1).all()
     drawn = encode(entry.model, entry.guide, images_for(entry), num_samples=3)["object_kind"]
     assert_close(drawn, kind)
-
-
-def test_a_reconstruction_is_the_mean_image_of_one_draw():
-    entry = small_entry("part-whole", "normal")
-    images = images_for(entry)
-    drawn = infer(entry.guide, images, seed=3)
-    expected = mean_images(entry.model, BATCH, drawn, images=images)
-    assert torch.equal(reconstruct(entry.model, entry.guide, images, seed=3), expected)
 
 
 def test_a_guide_of_one_batch_gets_all_its_images_in_every_pass():

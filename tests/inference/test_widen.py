@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
-from toys import Conjugate, ExactGuide, PointGuide, conjugate_images
+from toys import Conjugate, PointGuide, conjugate_images
 
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.guides.base import Guide
@@ -194,9 +194,3 @@ def test_a_function_is_widened_as_a_module():
         for candidate in (guide, as_module(function, images))
     ]
     torch.testing.assert_close(*(candidate.scale("code") for candidate in widened))
-
-
-def test_a_guide_with_a_density_is_refused():
-    model, _ = points()
-    with pytest.raises(ValueError, match="ExactGuide has no Delta over a continuous site"):
-        widen(model, ExactGuide(model), conjugate_images(4))

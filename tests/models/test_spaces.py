@@ -40,16 +40,6 @@ def blank(space=None) -> Blank:
     return model
 
 
-def test_a_model_has_the_shape_and_range_of_its_space():
-    model = blank(ImageSpace((1, 2, 3), (-1.0, 2.0)))
-    assert model.image_shape == (1, 2, 3) and model.pixel_range == (-1.0, 2.0)
-    assert Guide(model).space is model.space
-    model.space = ImageSpace((3, 2, 1))
-    assert model.image_shape == (3, 2, 1) and model.pixel_range == (0.0, 1.0)
-    with pytest.raises(AttributeError):
-        model.image_shape = (1, 1, 1)  # there is one source of truth
-
-
 def test_a_model_without_a_shape_takes_images_of_any_shape_in_the_unit_range():
     model = blank()
     assert not hasattr(model, "image_shape")
