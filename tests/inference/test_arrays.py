@@ -15,6 +15,7 @@ from capsule_zoo.guides import FreeForm, KnownLatents
 from capsule_zoo.inference import (
     ImportanceWeightedELBO,
     check_pair,
+    classify,
     encode,
     error_rate,
     evaluate,
@@ -24,9 +25,14 @@ from capsule_zoo.inference import (
     log_partition,
     loss_per_image,
     mean_images,
+    reconstruct,
 )
 from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
+from capsule_zoo.inference.objects import boxes, count, segment
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.widen import widen
+from capsule_zoo.inference.probes import latents
 from capsule_zoo.inference.references import load_reference
 from capsule_zoo.inference.segmentation import segmentation_accuracy
 
@@ -162,24 +168,39 @@ def test_public_functions_take_arrays_and_lists(name, change):
         assert_close(result, expected, check_dtype=False, rtol=1e-4, atol=1e-5)
 
 
-def test_a_split_takes_arrays_and_lists():
-    images, labels = torch.rand(3, 1, 2, 2), torch.tensor([2, 0, 1])
-    for value in ((images.numpy(), labels.numpy()), (images, labels.tolist())):
-        split = Split(*value)
-        assert torch.equal(split.images, images) and torch.equal(split.labels, labels)
-        assert split.labels.dtype == torch.int64
-
-
 FORMS = {
     "double": lambda images: images.double().numpy(),
     "reversed": lambda images: images.numpy()[::-1].copy()[::-1],
     "big-endian": lambda images: images.numpy().astype(">f4"),
     "split": Split,
 }
+OF_IMAGES = {
+    "encode": ("vae", lambda m, g, x: encode(m, g, x)["image_code"]),
+    "reconstruct": ("vae", reconstruct),
+    "infer": ("vae", lambda m, g, x: infer(g, x)["image_code"]),
+    "latents": ("vae", lambda m, g, x: latents(g, x, ["image_code"])),
+    "refine": ("vae", lambda m, g, x: refine(m, g, x, steps=1).refinement.end),
+    "fill_in": ("vae", lambda m, g, x: fill_in(m, g, x, num_particles=2).images),
+    "widen": ("part-whole", lambda m, g, x: widen(m, g, x, steps=1).scale("part_pose")),
+    "classify": ("cnn", classify),
+    "count": ("scenes", count),
+    "segment": ("scenes", segment),
+    "boxes": ("scenes", lambda m, g, x: torch.cat([torch.as_tensor(b) for b in boxes(m, g, x)])),
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_images_are_taken_in_every_form(form):
-    pair, images = pair_of("vae")
-    codes = [encode(*pair, x)["image_code"] for x in (images, FORMS[form](images))]
-    assert_close(*codes)
+@pytest.mark.parametrize("verb", OF_IMAGES)
+def test_every_function_of_images_takes_them_in_every_form(verb, form):
+    name, call = OF_IMAGES[verb]
+    entry, images = make(name)
+    expected, result = (call(entry.model, entry.guide, x) for x in (images, FORMS[form](images)))
+    assert_close(torch.as_tensor(result).detach(), torch.as_tensor(expected).detach())
+
+
+def test_a_split_takes_arrays_and_lists():
+    images, labels = torch.rand(3, 1, 2, 2), torch.tensor([2, 0, 1])
+    for value in ((images.numpy(), labels.numpy()), (images, labels.tolist())):
+        split = Split(*value)
+        assert torch.equal(split.images, images) and torch.equal(split.labels, labels)
+        assert split.labels.dtype == torch.int64

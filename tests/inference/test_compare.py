@@ -75,6 +75,15 @@ def test_one_image_has_no_standard_error():
     assert table.draw().axes[0].get_xlabel().endswith("nats per image (one image)")
 
 
+def test_models_of_labels_are_compared_by_the_density_of_labels():
+    cnn = create("cnn", **small_settings("cnn"))
+    images, labels = torch.rand(4, *cnn.model.image_shape), torch.tensor([0, 1, 0, 1])
+    table = compare({"cnn": (cnn.model, cnn.guide)}, images, labels=labels, num_particles=2)
+    scores = cnn.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
+    assert table.loc["cnn", "elbo"] == pytest.approx(scores.mean().item(), rel=1e-5)
+    assert table.attrs["bound_on"] == "log p(label | image)"
+
+
 class Sure(Guide):
     """A guide beside the posterior, and a third as wide, so that a few draws decide the bound."""
 
