@@ -38,14 +38,9 @@ RESULTS = Path(__file__).parents[2] / "results"
 ANNEALING = dict(temperatures=5, chains=6)
 MATRIX = dict(features=4, capsules=(2, 2, 2))
 RECURRENT = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, canvas=Canvas(window=3))
-VIEWS = dict(
-    **dict(seeds=1, size=17, checks=2, views=6, sizes=MATRIX),
-    **dict(attacked=4, epsilons=(0.0, 0.1), iterated=(0.1,), attack_steps=2),
-)
-EQUAL = dict(seeds=1, rates=(0.001, 0.01), decays=(0.0,), images=6, degrees=(0, 30))
+VECTORS = dict(guide=dict(channels=4), hidden=(12, 12))
 SHAPES = dict(kinds=2, parts=3, codes=2, guide=dict(channels=4, width=8, hidden=1))
 EMOJI = dict(window=6, size=9.0, slots=2, thing_settings=dict(latent=2, channels=3))
-ANGLES = dict(steps=2, images=2)
 
 
 def sizes_of(name: str) -> dict[str, Any]:
@@ -113,40 +108,65 @@ class Miniature:
     patches: dict[str, Any] = field(default_factory=dict)
 
 
-DECODING: dict[str, Any] = {
-    "generative_capsnet.beyond_training.ENCODER": dict(channels=3, hidden=6),
-    "generative_capsnet.beyond_training.DECODERS": small_decoders(),
-    "generative_capsnet.bounds.infer_transformation": partial(
-        infer_transformation, steps=1, starts=1, num_particles=1
-    ),
-}
+def in_module(module: str, **values: Any) -> dict[str, Any]:
+    """Return values of names in a module of experiments, as `patches` of a `Miniature`."""
+    return {f"{module}.{name}": value for name, value in values.items()}
+
+
+VIEWS = in_module(
+    "matrix_capsules.viewpoints",
+    **dict(SIZE=17, CHECKS=2, ATTACKED=4, NETWORK=MATRIX, NUMBERS={"toys3d": 6, "letter-views": 6}),
+    ATTACKS=dict(fgsm=((0.0, 0.1), 1), iterated=((0.1,), 2)),
+)
+DECODING = in_module(
+    "generative_capsnet.beyond_training",
+    **dict(ENCODER=dict(channels=3, hidden=6), DECODERS=small_decoders(), IMAGES=2),
+) | in_module(
+    "generative_capsnet.bounds",
+    INFERRED=2,
+    infer_transformation=partial(infer_transformation, steps=1, starts=1, num_particles=1),
+)
 decoding = partial(Miniature, minutes=None, size=None, digits=(40, 40), patches=DECODING)
 MINIATURES = {
     "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
     "capsule-network/mnist": Miniature(),
     "capsule-network/overlap": Miniature(
-        dict(images=20, sizes=dict(guide=dict(channels=4), hidden=(12, 12))), 0.02, 9
+        {},
+        0.02,
+        9,
+        patches={
+            "capsule_network.overlaps.SIZES": dict(
+                preset="overlapping", guide=dict(channels=4), hidden=(12, 12)
+            )
+        },
     ),
     "capsule-network/equal-network-at-length": Miniature(
-        dict(seeds=1, images=6, sizes=dict(guide=dict(channels=4), hidden=(8, 8))),
+        dict(seeds=1),
         0.01,
         17,
         (24, 12),
+        in_module(
+            "zoo.equal_network", CHANGED=6, VECTORS=dict(guide=dict(channels=4), hidden=(8, 8))
+        ),
     ),
     "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/learning-curve": Miniature(dict(updates=(2, 3)), 0.005, 12),
     "capsule-helmholtz/mnist": Miniature(dict(particles=4), 0.005, 12),
     "capsule-helmholtz/fashion": Miniature(dict(particles=4), 0.005, 12),
-    "generative-capsnet/mnist": decoding({**ANGLES, "inferred": 2, "bounded": 10, "particles": 3}),
-    "generative-capsnet/at-length": decoding(ANGLES),
-    "generative-capsnet/shift-at-length": decoding(ANGLES),
+    "generative-capsnet/mnist": decoding(dict(steps=2, bounded=10, particles=3)),
+    "generative-capsnet/at-length": decoding(dict(steps=2)),
+    "generative-capsnet/shift-at-length": decoding(dict(steps=2)),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
     "matrix-capsules/equal-network": Miniature(
-        dict(EQUAL, epsilons=(0.1,), sizes=MATRIX), 1e-9, 17, (24, 12)
+        dict(seeds=1, rates=(0.001, 0.01), decays=(0.0,)),
+        1e-9,
+        17,
+        (24, 12),
+        in_module("zoo.equal_network", CHANGED=6, DEGREES=(0, 30), EPSILONS=(0.1,), NETWORK=MATRIX),
     ),
-    "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),
-    "matrix-capsules/viewpoints-of-letters": Miniature(VIEWS, 0.003),
+    "matrix-capsules/viewpoints": Miniature(dict(seeds=1), 0.003, patches=VIEWS),
+    "matrix-capsules/viewpoints-of-letters": Miniature(dict(seeds=1), 0.003, patches=VIEWS),
     "recurrent-capsules/mnist": Miniature(dict(particles=5)),
     "constellations/ellipses": Miniature(
         dict(sigmas=(0.1,), seeds=2, kinds=3, parts=5, updates=2, batch_size=4, tested=6)
