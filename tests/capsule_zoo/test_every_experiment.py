@@ -127,6 +127,13 @@ DECODING = in_module(
     infer_transformation=partial(infer_transformation, steps=1, starts=1, num_particles=1),
 )
 decoding = partial(Miniature, minutes=None, size=None, digits=(40, 40), patches=DECODING)
+SMALL_SIZES = {name: sizes_of(name) for name in ("part-whole", "stacked-capsule-autoencoder")}
+CLUSTERS = in_module(
+    "stacked_capsule_autoencoder.clusters",
+    PROBED=40,
+    TESTED=20,
+    SIZES=dict(reversed(SMALL_SIZES.items())),
+)
 MINIATURES = {
     "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
     "capsule-network/mnist": Miniature(),
@@ -171,35 +178,34 @@ MINIATURES = {
     "constellations/ellipses": Miniature(
         dict(sigmas=(0.1,), seeds=2, kinds=3, parts=5, updates=2, batch_size=4, tested=6)
     ),
-    "stacked-capsule-autoencoder/affnist": Miniature(
-        dict(probed=40, tested=20),
-        0.001,
-        12,
-        patches={
-            "stacked_capsule_autoencoder.clusters.SIZES": {
-                name: sizes_of(name) for name in ("stacked-capsule-autoencoder", "part-whole")
-            }
-        },
-    ),
+    "stacked-capsule-autoencoder/affnist": Miniature({}, 0.001, 12, patches=CLUSTERS),
     "stacked-capsule-autoencoder/seeds": Miniature(
-        dict(runs=("stacked-capsule-autoencoder-mnist",), probed=40, tested=20), None, 28
+        dict(runs=("stacked-capsule-autoencoder-mnist",)), None, 28, patches=CLUSTERS
     ),
     "constellations/learned": Miniature(
         dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16), None
     ),
     "shape-codes/affnist": Miniature(
-        dict(main=2, steps=2, images=6),
+        dict(steps=2),
         None,
         12,
         (60, 20),
-        {"shape_codes.affnist.create_on_published_parts": small_shape_codes},
+        in_module(
+            "shape_codes.affnist",
+            IMAGES=6,
+            create_on_published_parts=lambda *_: small_shape_codes(),
+        ),
     ),
     "shape-codes/objects": Miniature(
-        dict(kinds=(10,), main=10, steps=2, images=20, held_out=4, rotated=3, seeds=2),
+        dict(steps=2, seeds=2),
         None,
         12,
         (60, 20),
-        {"shape_codes.objects.create_on_published_parts": small_shape_codes},
+        in_module(
+            "shape_codes.objects",
+            **dict(KINDS=(10,), IMAGES=20, HELD_OUT=4),
+            create_on_published_parts=small_shape_codes,
+        ),
     ),
     "shape-codes/clusters": Miniature(
         dict(components=5, numbers=(2, 10)),
@@ -229,22 +235,18 @@ MINIATURES = {
         },
     ),
     "part-whole/augment": Miniature(
-        dict(
-            **dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, rotations=3, steps=4),
-            sizes=sizes_of("part-whole"),
-        ),
+        dict(degrees=(0, 90), seeds=1, steps=4),
         None,
         None,
         (60, 12),
+        in_module("part_whole.augment", PROBED=40, KINDS=3, TRIED=3, SIZES=SMALL_SIZES),
     ),
     "part-whole/augment-scae": Miniature(
-        dict(
-            **dict(degrees=(90,), seeds=1, probed=40, tested=20),
-            sizes={name: sizes_of(name) for name in ("stacked-capsule-autoencoder", "part-whole")},
-        ),
+        dict(degrees=(90,), seeds=1),
         0.004,
         None,
         (60, 12),
+        CLUSTERS | in_module("part_whole.augment", PROBED=40, SIZES=SMALL_SIZES),
     ),
     "part-whole/classify": Miniature(
         {},
