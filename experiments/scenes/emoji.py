@@ -15,7 +15,12 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.data.composed_pictures import composed_emoji, photographs
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
-from capsule_zoo.experiments.common.findings import mean_and_error, single, with_worst
+from capsule_zoo.experiments.common.findings import (
+    group_by_quantity,
+    mean_and_error,
+    single,
+    with_worst,
+)
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.whole_pictures import read_pictures
 from capsule_zoo.records import Number, Table
@@ -33,6 +38,7 @@ SIZES: dict[str, Any] = dict(
     thing_settings=dict(latent=32, channels=16),
 )
 POWERS = (1.0, 0.5, 0.35)  # powers of the likelihood, of which validation pictures choose one
+COMPOSED, TESTED = 12_000, 250  # pictures of training kinds that train, and of others to count
 VALIDATION = 1000  # the seed of the validation pictures
 
 
@@ -44,19 +50,13 @@ class Settings:
         pictures: the folder that `python tools/emoji.py FOLDER` writes.
         seeds: number of seeds.
         length: training time of each run, in minutes of the processor.
-        composed: training pictures.
         validated: pictures of training kinds that choose the power of the likelihood.
-        tested: pictures of other kinds, whose emoji are counted.
-        sizes: settings of the entry that replace the experiment's.
     """
 
     pictures: str = "emoji"
     seeds: int = 3
     length: float = 10.0
-    composed: int = 12_000
     validated: int = 100
-    tested: int = 250
-    sizes: Any = None
 
 
 @experiment("scenes/emoji", data="digits", minutes=60)
@@ -72,21 +72,18 @@ def emoji(options: Options, settings: Settings) -> Result:
     """
     outcomes = Study(dict.fromkeys(GROUNDS, settings), settings.seeds).run(one_ground, options)
     rows = {name: with_worst(runs, "count_accuracy") for name, runs in outcomes.items()}
-    quantities = {quantity for row in rows.values() for quantity in row}
-    table = {q: {name: row[q] for name, row in rows.items()} for q in sorted(quantities)}
-    return Result({"": Table(table, "{quantity}_{variant}")}, {})
+    return Result({"": Table(dict(sorted(group_by_quantity(rows).items())))})
 
 
 def one_ground(job: Job[Settings]) -> dict[str, Number]:
     """Train on pictures of training kinds, and count emoji of other kinds on one sort of ground."""
     settings, options, name = job.variant, job.options, job.name
     trained, ground = GROUNDS[name]
-    images, _ = compose(settings.pictures, "train", trained, settings.composed, options.seed)
+    images, _ = compose(settings.pictures, "train", trained, COMPOSED, options.seed)
     validated = compose(settings.pictures, "train", name, settings.validated, VALIDATION)
-    tested = compose(settings.pictures, "test", name, settings.tested, 0)
+    tested = compose(settings.pictures, "test", name, TESTED, 0)
     data = Dataset("emoji", Split(images), Split(validated[0]), Split(tested[0]))
-    sizes = {**SIZES, "ground": ground, **(settings.sizes or {})}
-    entry = create_untrained("scenes", data, options, **sizes)
+    entry = create_untrained("scenes", data, options, ground=ground, **SIZES)
     minutes, checks = options.minutes or settings.length, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=32, checks=checks)
     right = {p: float((count_errors(entry, *validated, p) == 0).float().mean()) for p in POWERS}

@@ -26,7 +26,7 @@ from capsule_zoo.data.composed_pictures import ComposedPicture, ComposedPictures
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
 from capsule_zoo.experiments.generative_capsnet.beyond_training import DECODERS
 from capsule_zoo.experiments.part_whole.classification import fit_probes
-from capsule_zoo.experiments.scenes.emoji import VALIDATION
+from capsule_zoo.experiments.scenes.emoji import SIZES, VALIDATION
 from capsule_zoo.experiments.training import create_untrained
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.models.recurrent_capsules import Canvas
@@ -220,8 +220,12 @@ MINIATURES = {
         dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
     ),
     "scenes/emoji": Miniature(
-        dict(seeds=1, composed=160, validated=1, tested=2, sizes=EMOJI),
-        patches={"scenes.emoji.composed_emoji": few_emoji},
+        dict(seeds=1, validated=1),
+        patches=in_module(
+            "scenes.emoji",
+            **dict(COMPOSED=160, TESTED=2, SIZES=SIZES | EMOJI),
+            composed_emoji=few_emoji,
+        ),
     ),
     "shape-codes/letters": Miniature(
         dict(steps=(4,), seeds=2, samples=20),
