@@ -37,6 +37,7 @@ from capsule_zoo.registry import Entry, load, save_entry
 Line = tuple[tuple[float, ...], ...]
 Errors = dict[str, np.ndarray]  # by line: (rare classes, points), or (seeds, rare classes, points)
 RARE = (4, 9)  # classes that are trained on a separate range of requests
+STEPS = 20_000  # updates of every run, unless minutes are given
 IMAGES = 300  # test images of each rare class
 DIGIT = 28
 
@@ -129,38 +130,36 @@ class Task:
 
 
 @experiment("generative-capsnet/at-length", data="mnist")
-def run_long(options: Options, *, seeds: int = 1, steps: int = 20_000) -> Result:
+def run_long(options: Options, *, seeds: int = 1) -> Result:
     """Rotate digits beyond training in three ways, after 20,000 updates (120 core-minutes).
 
     Args:
         seeds: number of seeds for each decoder.
-        steps: updates of every run, unless minutes are given, which are divided among the runs.
     """
     protocols = "rotate", "one-shot", "rotate-beyond"
-    return compare_decoders(options, protocols, [*DECODERS], seeds, steps)
+    return compare_decoders(options, protocols, [*DECODERS], seeds)
 
 
 @experiment("generative-capsnet/shift-at-length", data="mnist")
-def shift_at_length(options: Options, *, seeds: int = 1, steps: int = 20_000) -> Result:
+def shift_at_length(options: Options, *, seeds: int = 1) -> Result:
     """Shift 4 and 9 beyond training, after 20,000 updates (100 core-minutes).
 
     Args:
         seeds: number of seeds for each decoder.
-        steps: updates of every run, unless minutes are given, which are divided among the runs.
     """
     decoders = [name for name in DECODERS if name != "continuous_linear"]
-    return compare_decoders(options, ("shift",), decoders, seeds, steps)
+    return compare_decoders(options, ("shift",), decoders, seeds)
 
 
 def compare_decoders(
-    options: Options, protocols: Sequence[str], decoders: Sequence[str], seeds: int, steps: int
+    options: Options, protocols: Sequence[str], decoders: Sequence[str], seeds: int
 ) -> Result:
     """Train every decoder on every protocol from every seed, and measure their errors."""
     tasks = {
         f"{name}-{decoder}": Task(
             decoder,
             PROTOCOLS[name],
-            steps,
+            STEPS,
             fitting={"lr": DECODERS[decoder].lr, "batch_size": 32},  # the fastest training
         )
         for name in protocols

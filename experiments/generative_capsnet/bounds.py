@@ -40,29 +40,24 @@ from capsule_zoo.registry import Entry, load
 CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous_linear")
 NAMES = {"vae": "autoencoder", **{name: name for name in CAPSNETS}}  # names of the decoders
 EVERY_ANGLE = replace(ROTATED, rare=ROTATED.usual)
+STEPS = 3000  # updates of every run, unless minutes are given
+BOUNDED, PARTICLES = 1000, 100  # test images for the bounds, draws of the IWAE bound
 INFERRED = 60  # images whose angle is inferred
 DREAMS = 6
 
 
 @experiment("generative-capsnet/mnist")
-def mnist(
-    options: Options, *, steps: int = 3000, bounded: int = 1000, particles: int = 100
-) -> Result:
+def mnist(options: Options) -> Result:
     """Bound log p of digits at every angle under the variational guide (35 core-minutes).
 
     Bounds are on plain test images. The capsule network with the highest bound is kept.
-
-    Args:
-        steps: updates of every run, unless minutes are given, which are divided among the runs.
-        bounded: number of test images for the bounds.
-        particles: number of draws of the IWAE bound.
     """
     data = load_on_canvas(EVERY_ANGLE, options)
-    study = Study({n: Task(d, EVERY_ANGLE, steps, "variational") for n, d in NAMES.items()})
+    study = Study({n: Task(d, EVERY_ANGLE, STEPS, "variational") for n, d in NAMES.items()})
     runs = study.run(learn, options)
     entries = {name: load(folder) for name, folder in study.folders(options).items()}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
-    table = compare(pairs, data.test[:bounded], num_particles=particles, seed=options.seed)
+    table = compare(pairs, data.test[:BOUNDED], num_particles=PARTICLES, seed=options.seed)
     bounds = bounds_of_rows(table)
     measures: dict[str, Numbers] = {}
     for name, entry in entries.items():

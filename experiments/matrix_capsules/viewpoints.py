@@ -84,45 +84,34 @@ def split_views(task: Task, data: str) -> tuple[Split, Views]:
 
 
 def learn(job: Job[Task], *, data: str) -> dict[str, Any]:
-    """Train one network on familiar views; see `try_setting` and `measure_path`.
+    """Train one network on familiar views, and measure it.
 
-    The data of the job's task is the factor that makes held-out views of the data set novel.
+    The data of the job's task is the factor that makes held-out views of the data set novel. A try
+    returns the error on left-out familiar training views; other tasks return the `path` of errors
+    during training, and under attack.
     """
-    return try_setting(job, data) if job.variant.is_try else {"path": measure_path(job, data)}
-
-
-def try_setting(job: Job[Task], data: str) -> Numbers:
-    """Train with one setting; return the error on left-out familiar training views."""
     task, options, number = job.variant, job.options, NUMBERS[data]
     views, test_views = split_views(task, data)
     entry = create_network(views, task, options, len(test_views.classes))
-    mixed = choose_images(views, len(views))
-    pace = Pace("constant")
-    train(entry, mixed[number:], options, options.budget, pace=pace, **training_of(task))
-    return {"validation_error": error_rate(entry.model, entry.guide, mixed[:number])}
-
-
-def measure_path(job: Job[Task], data: str) -> list[dict[str, float]]:
-    """Measure one network several times during its training, and under attack."""
-    task, options = job.variant, job.options
-    views, test_views = split_views(task, data)
+    arguments: dict[str, Any] = {"pace": Pace("constant"), **training_of(task)}
+    if task.is_try:
+        mixed = choose_images(views, len(views))
+        train(entry, mixed[number:], options, options.budget, **arguments)
+        return {"validation_error": error_rate(entry.model, entry.guide, mixed[:number])}
     familiar = FAMILIAR[data][task.data]
     values = familiar, novel_values(test_views, task.data, familiar)
     splits = [test_views.select(**{task.data: some}).split(SIZE) for some in values]
-    tested = [choose_images(split, NUMBERS[data]) for split in splits]
-    entry = create_network(views, task, options, len(test_views.classes))
-    path = []
+    tested, path = [choose_images(split, number) for split in splits], []
     for check in range(1, CHECKS + 1):
         minutes = options.budget * (check / CHECKS) ** 2
         names = dict(name=f"check-{check}", after=f"check-{check - 1}" if check > 1 else None)
-        pace = Pace("constant")
-        train(entry, views, options, minutes, pace=pace, **names, **training_of(task))
+        train(entry, views, options, minutes, **names, **arguments)
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
         if task.data == "azimuth":
             point |= errors_under_attack(entry, tested[0][:ATTACKED])
         path.append(point)
-    return path
+    return {"path": path}
 
 
 def errors_under_attack(entry: Entry, split: Split) -> dict[str, float]:
@@ -204,16 +193,11 @@ def compare_on_views(data: str, settings: Search, options: Options) -> Result:
 
 def errors_where_matched(paths: Mapping[Run, Sequence[Point]], factor: str) -> dict[str, Numbers]:
     """Return the errors at matched familiar errors, over the seeds, by name, then by network."""
-    errors: dict[str, dict[str, list[float]]] = {}
-    for seed in sorted({seed for _, _, seed in paths}):
-        for network, point in match(
-            {network: paths[network, factor, seed] for network in NAMES.values()}
-        ).items():
-            for name, error in point.items():
-                errors.setdefault(name, {}).setdefault(network, []).append(error)
+    seeds = sorted({seed for _, _, seed in paths})
+    points = [match({n: paths[n, factor, seed] for n in NAMES.values()}) for seed in seeds]
     return {
-        name: {network: mean_and_error(values) for network, values in row.items()}
-        for name, row in errors.items()
+        name: {n: mean_and_error([point[n][name] for point in points]) for n in NAMES.values()}
+        for name in points[0][NAMES["capsules"]]
     }
 
 

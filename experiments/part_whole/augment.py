@@ -59,7 +59,9 @@ from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
 from capsule_zoo.zoo.shape_codes.entry import create_from_parts, part_sets, start_objects
 
-DEGREES = (0, 45, 90, 180)
+DEGREES = (0, 45, 90, 180)  # largest rotations of training images, one for each model
+COMPARED = (0, 30, 60, 180)  # those of the comparison with stacked capsules
+STEPS = 3000  # updates of each model in a full run
 ROTATIONS = (45, 90, 180)  # degrees of rotation at which part consistency is measured
 COLUMNS = {  # names of features in legends
     "presence": "presences",
@@ -78,9 +80,7 @@ SIZES: dict[str, dict[str, Any]] = {"part-whole": {}, STACKED: {}}  # arguments 
 
 
 @experiment("part-whole/augment", data="mnist", minutes=70)
-def augment(
-    options: Options, *, degrees: tuple[int, ...] = DEGREES, seeds: int = 3, steps: int = 3000
-) -> Result:
+def augment(options: Options, *, seeds: int = 3) -> Result:
     """Measure how rotated training images cost accuracy on upright ones (70 core-minutes).
 
     A model is trained for each range of rotations and each seed, all for equally many updates.
@@ -94,15 +94,13 @@ def augment(
     parts that correspond to themselves when the image is rotated by 45 degrees.
 
     Args:
-        degrees: largest rotations of training images, one for each model.
         seeds: number of seeds for each model.
-        steps: updates of each model in a full run.
     """
-    timed, steps = replace(options, minutes=None), options.shorten_steps(steps)
-    study = Study({str(angle): angle for angle in degrees}, seeds)
+    timed, steps = replace(options, minutes=None), options.shorten_steps(STEPS)
+    study = Study({str(degrees): degrees for degrees in DEGREES}, seeds)
     numbers = group_by_quantity(means_of(study.run(learn, timed, steps=steps)))
     data = load_dataset("mnist", root=options.data_root)
-    name = str(max(degrees))
+    name = str(max(DEGREES))
     widest = load(study.folders(timed)[name])
     figures = {
         "": plot_accuracies(numbers, 1 / data.num_classes),
@@ -199,9 +197,7 @@ def part_consistency(entry: Entry, images: Tensor, degrees: float) -> Number:
 
 
 @experiment("part-whole/augment-scae", data="mnist", minutes=96)
-def augment_scae(
-    options: Options, *, degrees: tuple[int, ...] = (0, 30, 60, 180), seeds: int = 3
-) -> Result:
+def augment_scae(options: Options, *, seeds: int = 3) -> Result:
     """Train part-whole and stacked capsules on rotated digits, in equal time (96 core-minutes).
 
     Every model has equally many core minutes and batches of equal size. `probe_...` are linear
@@ -209,13 +205,12 @@ def augment_scae(
     upright digits. Those of `rotated_...` are fitted and tested on digits rotated as in training.
 
     Args:
-        degrees: largest rotations of training images, one for each run of each model.
         seeds: number of seeds, among which the minutes are divided.
     """
     timed = replace(options, minutes=options.budget)
-    variants = {f"{snake_case(n)}_{angle}": (n, angle) for n in SIZES for angle in degrees}
+    variants = {f"{snake_case(n)}_{angle}": (n, angle) for n in SIZES for angle in COMPARED}
     numbers = group_by_quantity(means_of(Study(variants, seeds).run(learn_rotated, timed)))
-    return Result({**numbers}, {"": plot_compared(numbers, degrees)})
+    return Result({**numbers}, {"": plot_compared(numbers)})
 
 
 def learn_rotated(job: Job[tuple[str, int]]) -> Numbers:
@@ -237,7 +232,7 @@ def learn_rotated(job: Job[tuple[str, int]]) -> Numbers:
     return numbers | facts
 
 
-def plot_compared(numbers: Mapping[str, Numbers], degrees: tuple[int, ...]) -> Figure:
+def plot_compared(numbers: Mapping[str, Numbers]) -> Figure:
     """Plot accuracies of both models against the range of rotations in training."""
     labels = {
         "probe_presence": "probe",
@@ -249,7 +244,7 @@ def plot_compared(numbers: Mapping[str, Numbers], degrees: tuple[int, ...]) -> F
         for quantity, label in labels.items():
             curves[f"{title}: {label}"] = {
                 str(angle): numbers[quantity][f"{name}_{angle}"]
-                for angle in degrees
+                for angle in COMPARED
                 if f"{name}_{angle}" in numbers[quantity]  # upright digits have no rotated ones
             }
     return accuracy_curves(curves, ROTATION_LABEL, 0.1)

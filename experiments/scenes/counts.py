@@ -177,11 +177,9 @@ def reading(options: Options) -> Result:
             answer = torch.stack([test.objects.counts.float(), doubt, right])
             answers.setdefault(name, []).append(answer)
     together = {name: torch.cat(rows, 1) for name, rows in answers.items()}
-    for name, fractions in accuracy_by_number(together).items():
-        for number in map(str, range(MAX_TRAINED_DIGITS + 1)):
-            if number in fractions:
-                row = metrics.setdefault(f"count_accuracy_{number}_digits", {})
-                row[name] = fractions[number]
+    for number, fractions in group_by_quantity(accuracy_by_number(together)).items():
+        if int(number) <= MAX_TRAINED_DIGITS:
+            metrics[f"count_accuracy_{number}_digits"] = fractions
     return Result(metrics, figures_of(together))
 
 

@@ -5,7 +5,6 @@ fifths of the kinds train, and one fifth is counted. The art is fetched by `tool
 model is trained on photographs, where objects would learn to paint the ground around their shapes.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +41,15 @@ COMPOSED, TESTED = 12_000, 250  # pictures of training kinds that train, and of 
 VALIDATION = 1000  # the seed of the validation pictures
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the experiment on emoji.
-
-    Args:
-        pictures: the folder that `python tools/emoji.py FOLDER` writes.
-        seeds: number of seeds.
-        length: training time of each run, in minutes of the processor.
-        validated: pictures of training kinds that choose the power of the likelihood.
-    """
-
-    pictures: str = "emoji"
-    seeds: int = 3
-    length: float = 10.0
-    validated: int = 100
-
-
 @experiment("scenes/emoji", data="digits", minutes=60)
-def emoji(options: Options, settings: Settings) -> Result:
+def emoji(
+    options: Options,
+    *,
+    pictures: str = "emoji",
+    seeds: int = 3,
+    length: float = 10.0,
+    validated: int = 100,
+) -> Result:
     """Count emoji of new kinds on plain grounds and on photographs (over an hour of one core).
 
     Models are trained on plain grounds, and those that read photographs on smooth ones; their own
@@ -69,24 +58,32 @@ def emoji(options: Options, settings: Settings) -> Result:
     fractions of the others, all with the power of the likelihood that is best on validation
     pictures. `count_accuracy_measured_...` is with the power that is measured in each picture.
     Validation pictures show training kinds, on other photographs than test pictures.
+
+    Args:
+        pictures: the folder that `python tools/emoji.py FOLDER` writes.
+        seeds: number of seeds.
+        length: training time of each run, in minutes of the processor.
+        validated: pictures of training kinds that choose the power of the likelihood.
     """
-    outcomes = Study(dict.fromkeys(GROUNDS, settings), settings.seeds).run(one_ground, options)
+    study, arguments = Study(GROUNDS, seeds), dict(folder=pictures, validated=validated)
+    outcomes = study.run(one_ground, options, length=length, **arguments)
     rows = {name: with_worst(runs, "count_accuracy") for name, runs in outcomes.items()}
     return Result({"": Table(dict(sorted(group_by_quantity(rows).items())))})
 
 
-def one_ground(job: Job[Settings]) -> dict[str, Number]:
+def one_ground(
+    job: Job[tuple[str, str]], *, length: float, folder: str, validated: int
+) -> dict[str, Number]:
     """Train on pictures of training kinds, and count emoji of other kinds on one sort of ground."""
-    settings, options, name = job.variant, job.options, job.name
-    trained, ground = GROUNDS[name]
-    images, _ = compose(settings.pictures, "train", trained, COMPOSED, options.seed)
-    validated = compose(settings.pictures, "train", name, settings.validated, VALIDATION)
-    tested = compose(settings.pictures, "test", name, TESTED, 0)
-    data = Dataset("emoji", Split(images), Split(validated[0]), Split(tested[0]))
+    (trained, ground), options = job.variant, job.options
+    images, _ = compose(folder, "train", trained, COMPOSED, options.seed)
+    held_out = compose(folder, "train", job.name, validated, VALIDATION)
+    tested = compose(folder, "test", job.name, TESTED, 0)
+    data = Dataset("emoji", Split(images), Split(held_out[0]), Split(tested[0]))
     entry = create_untrained("scenes", data, options, ground=ground, **SIZES)
-    minutes, checks = options.minutes or settings.length, Checks(clock="processor")
+    minutes, checks = options.minutes or length, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=32, checks=checks)
-    right = {p: float((count_errors(entry, *validated, p) == 0).float().mean()) for p in POWERS}
+    right = {p: float((count_errors(entry, *held_out, p) == 0).float().mean()) for p in POWERS}
     power = max(POWERS, key=right.__getitem__)
     error, measured = (count_errors(entry, *tested, p) for p in (power, None))
     return {

@@ -43,6 +43,7 @@ FAINT = 0.03  # covered fraction of a pixel below which an object ends
 BRIGHTER = 1.2  # factor of brightness, because shrunk and enlarged strokes are paler
 CRUMB = 0.2  # ink of a piece, relative to the largest piece, below which it is of another digit
 DIGITS = "multi-mnist"
+LENGTH = 12.0  # training time on each data set, in minutes of the processor
 TESTED = 2000  # test scenes of each data set, at most; sprites and tetrominoes have 1,000
 FINDING: dict[str, dict[str, Any]] = {  # arguments of `find_objects`, chosen on training scenes
     DIGITS: dict(temperature=PLACES, draws=20),
@@ -65,7 +66,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 @experiment("scenes/segmentation", data="multi-mnist", minutes=200)
-def segmentation(options: Options, *, seeds: int = 5, length: float = 12.0) -> Result:
+def segmentation(options: Options, *, seeds: int = 5) -> Result:
     """Segment digits, sprites and tetrominoes, and classify the digits (over three core-hours).
 
     `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be assigned to
@@ -77,9 +78,8 @@ def segmentation(options: Options, *, seeds: int = 5, length: float = 12.0) -> R
 
     Args:
         seeds: number of seeds.
-        length: training time on each data set, in minutes of the processor.
     """
-    study = Study(dict.fromkeys(SIZES, length), seeds)
+    study = Study(SIZES, seeds)
     outcomes = study.run(one_set, options)
     rows = {name.replace("-", "_"): with_worst(numbers) for name, numbers in outcomes.items()}
     metrics: dict[str, Any] = group_by_quantity(rows)
@@ -94,13 +94,13 @@ def segmentation(options: Options, *, seeds: int = 5, length: float = 12.0) -> R
     return Result(metrics, figures)
 
 
-def one_set(job: Job[float]) -> dict[str, Number]:
-    """Train on one data set for the minutes of its job, and measure the segmentation."""
+def one_set(job: Job[dict[str, Any]]) -> dict[str, Number]:
+    """Train an entry of the job's arguments on its data set, and measure the segmentation."""
     name, options = job.name, job.options
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
-    entry = create_untrained("scenes", data, options, **SIZES[name])
+    entry = create_untrained("scenes", data, options, **job.variant)
     test, digits = data.test[:TESTED], name == DIGITS
-    minutes, checks = options.minutes or job.variant, Checks(clock="processor")
+    minutes, checks = options.minutes or LENGTH, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=64 if digits else 16, checks=checks)
     objects, numbers = measure_objects(entry, test, **FINDING[name])
     if digits:

@@ -44,6 +44,7 @@ DIGITS: dict[str, Any] = dict(  # whole digits, and not their strokes, are the o
     size_distribution="given", size_spread=0.1, slots=4, thing_settings=dict(latent=20)
 )
 LEVELED = 50  # pictures on which a leveling is fitted
+LENGTH = 5.0  # minutes of the processor for a run on a real picture
 TILES = 4000  # training tiles of a real picture
 COMPOSED = 500  # pictures of digits that train
 TESTED = 30  # test pictures of 20 to 60 digits
@@ -54,7 +55,7 @@ NEAR = {"coins": 30.0, "nuclei": 30.0, "digits": 9.0}  # pixels between matched 
 
 
 @experiment("scenes/whole-pictures", data="mnist", minutes=60)
-def whole_pictures(options: Options, *, seeds: int = 3, length: float = 5.0) -> Result:
+def whole_pictures(options: Options, *, seeds: int = 3) -> Result:
     """Count coins, nuclei and digits on whole pictures (over an hour of one core).
 
     `..._error_worst` is the largest difference from the true number over seeds. Precision, recall
@@ -67,9 +68,8 @@ def whole_pictures(options: Options, *, seeds: int = 3, length: float = 5.0) -> 
 
     Args:
         seeds: number of seeds.
-        length: minutes of the processor for a run on a real picture; digits take four times longer.
     """
-    study = Study(dict.fromkeys((*PICTURES, "digits"), length), seeds)
+    study = Study(dict.fromkeys((*PICTURES, "digits")), seeds)
     outcomes = study.run(one_picture, options)
     real: dict[str, Numbers] = {}
     for name in PICTURES:
@@ -90,16 +90,13 @@ def whole_pictures(options: Options, *, seeds: int = 3, length: float = 5.0) -> 
     return Result({**metrics, **baselines()}, figures)
 
 
-def one_picture(job: Job[float]) -> dict[str, Number]:
-    """Train on one real picture, or on composed pictures, and measure what is read.
-
-    The variant of the job is the minutes of a training on a real picture.
-    """
+def one_picture(job: Job) -> dict[str, Number]:
+    """Train on one real picture, or on composed pictures, and measure what is read."""
     name = job.name
     if name == "digits":
         return digits(job)
     picture = read_whole_picture(name, 1.0)
-    entry = train_on([picture.image], job, job.variant, TILES)
+    entry = train_on([picture.image], job, LENGTH, TILES)
     began = time.process_time()
     (objects,) = read_pictures(entry.model, entry.guide, [picture.image])
     seconds = time.process_time() - began
@@ -134,12 +131,12 @@ def cost_exponent(entry: Entry, image: Tensor) -> float:
     return math.log(min(times[4]) / min(times[1]), 4)
 
 
-def digits(job: Job[float]) -> dict[str, Number]:
+def digits(job: Job) -> dict[str, Number]:
     """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
     root, seed = data_folder(job.options.data_root), job.options.seed
     composed = [*composed_digits(root, "train", COMPOSED, of=SOURCE, seed=seed)]
     pictures = [picture.image for picture in composed]
-    entry = train_on(pictures, job, LONGER * job.variant, LONGER * TILES, **DIGITS)
+    entry = train_on(pictures, job, LONGER * LENGTH, LONGER * TILES, **DIGITS)
     truth = [*composed_digits(root, "test", TESTED, of=SOURCE)]
     results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
     errors = [

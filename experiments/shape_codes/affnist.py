@@ -54,22 +54,19 @@ class Reading(NamedTuple):
 
 
 @experiment("shape-codes/affnist", data="affnist", minutes=30)
-def affnist(options: Options, *, steps: int = 200) -> Result:
+def affnist(options: Options) -> Result:
     """Classify digits under affine maps by objects of shifted digits (30 minutes).
 
     The parts are of published weights, frozen, and every digit is seen with its ink in the
     middle. Objects and a linear probe are fitted to shifted training digits alone. Each test digit
     is then moved step by step (rotated, scaled, sheared) to where the objects explain its parts
     best. `accuracy_...` is the probe's accuracy after each step.
-
-    Args:
-        steps: updates of the objects after their initialization from factor analyzers.
     """
     data = load_dataset("affnist", root=options.data_root).transform_images(center_ink)
     entry = create_on_published_parts(64, options.seed, "part-whole-affnist", 0.0175)
     options.say("Parsing all images")
     sets = parse_dataset(data, options.seed, guide=entry.guide)
-    train_objects(entry, sets, steps, options)
+    train_objects(entry, sets, options)
     training_set = sets.train[:PROBED]
     features = read_objects(entry.guide, training_set.images, TEMPERATURE).features()
     probe = fit_probe(features, training_set.labels, PENALTY)

@@ -46,12 +46,13 @@ PENALTY = 0.1  # inverse strength of the regularization of probes on objects
 OBJECT = ["object_kind", "object_pose", "object_code"]
 REPEATED = ("cluster_accuracy", "cluster_accuracy_sampled", "frechet", "probe", "probe_all")
 KINDS = (10, 64)  # numbers of kinds that are tried; of the last, all measures are computed
+STEPS = 200  # updates after the initialization from factor analyzers
 IMAGES = 5000  # number of images in every Frechet distance
 HELD_OUT = 1000  # number of images on which the loss of redrawn parts is measured
 
 
 @experiment("shape-codes/objects", data="mnist", minutes=30)
-def objects(options: Options, *, seeds: int = 3, steps: int = 200) -> Result:
+def objects(options: Options, *, seeds: int = 3) -> Result:
     """Train objects with shape codes on frozen, published parts of MNIST (30 minutes).
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
@@ -62,7 +63,6 @@ def objects(options: Options, *, seeds: int = 3, steps: int = 200) -> Result:
 
     Args:
         seeds: number of initializations of the objects for measures over seeds.
-        steps: updates after the initialization from factor analyzers.
     """
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
@@ -74,7 +74,7 @@ def objects(options: Options, *, seeds: int = 3, steps: int = 200) -> Result:
     def learn(kinds: int, seed: int) -> tuple[Entry, list[Object], Tensor, Numbers]:
         """Train objects; return them, what they infer, samples, and measures of the kinds."""
         entry = create_on_published_parts(kinds, seed)
-        train_objects(entry, sets, steps, replace(options, seed=seed))
+        train_objects(entry, sets, replace(options, seed=seed))
         splits = sets.train, sets.test
         inferred = [read_objects(entry.guide, s.images, TEMPERATURE) for s in splits]
         samples = mean_images(entry.model, IMAGES, seed=seed)
@@ -138,12 +138,12 @@ def create_on_published_parts(
     return create_from_parts(source, kinds=kinds, codes=16, sigma_min=sigma_min, sigma_top=0.005)
 
 
-def train_objects(entry: Entry, sets: Dataset, steps: int, options: Options) -> None:
+def train_objects(entry: Entry, sets: Dataset, options: Options) -> None:
     """Train the objects of an entry on part sets."""
     options.say(f"Training objects of {entry.model.kinds} kinds")
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     start_objects(entry.guide, sets.train, options.seed)
-    arguments = ON_PART_SETS | dict(batch_size=256, steps=options.shorten_steps(steps))
+    arguments = ON_PART_SETS | dict(batch_size=256, steps=options.shorten_steps(STEPS))
     checks = Checks(progress=options.progress)
     fit(*pair, sets, seed=options.seed, checks=checks, **arguments)
 

@@ -120,22 +120,19 @@ def train_in_time(entry: Entry, data: Dataset, options: Options, **arguments: An
 
 
 @experiment("stacked-capsule-autoencoder/seeds", data="mnist")
-def seeds(options: Options, *, runs: tuple[str, ...] = RUNS) -> Result:
+def seeds(options: Options) -> Result:
     """Measure the published weights and runs from other seeds (2 minutes).
 
     The quantities are defined at `affnist`. The other runs are trained first, each by the command
     on the card of the weights with another seed: `capsule-zoo train stacked-capsule-autoencoder
     --data mnist --batch-size 32 --steps 60000 --seed 1`. Rows are seeds; `mean` is over the seeds,
     with the standard error of the mean. The pictures are of the first run.
-
-    Args:
-        runs: names of weights, or run folders.
     """
     data = load_dataset("mnist", root=options.data_root)
     rows: dict[str, Numbers] = {}
-    for run in runs:
+    for run in RUNS:
         options.say(f"Measuring {run}")
         rows[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data)
     rows["mean"] = over_seeds(list(rows.values()))
-    figures = pictures(load(runs[0]), data.test.images)
+    figures = pictures(load(RUNS[0]), data.test.images)
     return Result({"weights": Table(group_by_quantity(rows))}, figures)

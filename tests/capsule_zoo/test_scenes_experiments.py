@@ -200,7 +200,8 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch, marked):
     for constant, value in dict(FINDING=dict(draws=1), SIZES=SIZES).items():
         monkeypatch.setattr(segmentation, constant, dict.fromkeys(small, value))
     monkeypatch.setattr(segmentation, "TESTED", 2)
-    result = find_experiment("scenes/segmentation")(options, seeds=2, length=0.001)
+    monkeypatch.setattr(segmentation, "LENGTH", 0.001)
+    result = find_experiment("scenes/segmentation")(options, seeds=2)
     sets = {name.replace("-", "_") for name in small}
     assert result.metrics["ari"].keys() == {*sets, "tetrominoes_best"}
     assert result.metrics["ari_worst"].keys() == sets == set(result.figures)
@@ -412,7 +413,7 @@ def test_whole_pictures_are_counted_and_scored(name, monkeypatch):
         monkeypatch.setattr(whole_pictures, constant, value)
     monkeypatch.setattr(whole_pictures, "SETTINGS", whole_pictures.SETTINGS | small)
     monkeypatch.setattr(whole_pictures, "DIGITS", whole_pictures.DIGITS | small)
-    job = Job(name, 5.0, Options(minutes=1e-4, progress=False))
+    job = Job(name, None, Options(minutes=1e-4, progress=False))
     numbers = whole_pictures.one_picture(job)
     expected = {"count", "error", "precision", "recall", "seconds", "iou"}
     digits = {"digits_error", "digits_ari", "digits_right", "interval_coverage"}
