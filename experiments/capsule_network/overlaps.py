@@ -32,7 +32,7 @@ from capsule_zoo.registry import Entry, load
 
 BORDER = 4  # pixels of the border around a digit, and of its largest shift
 SCATTER = transforms.Shift(BORDER)
-SIZES: Mapping[str, Any] = {"preset": "overlapping", **equal.VECTORS}
+SIZES: Mapping[str, Any] = {"preset": "overlapping", **equal.VECTOR_CAPSULES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +80,12 @@ def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
     pairs = different_pairs(split, seed)
     pyro.set_rng_seed(seed)
     overlays = pairs.overlays
-    own, other = (entry.guide.take_out(overlays, x) for x in (pairs.labels, pairs.other_labels))
-    drawn = {"own": own, "other": other, "pair": overlays}
+    drawing = entry.guide.take_out(overlays, pairs.labels)
+    other = entry.guide.take_out(overlays, pairs.other_labels)
+    rows = {"pair": overlays, "digit": pairs.images, "its capsule": drawing}
+    rows["other's capsule"] = other
+    drawn = {"own": drawing, "other": other, "pair": overlays}
     errors = {name: squared_error(images, pairs.images) for name, images in drawn.items()}
-    rows = {"pair": overlays, "digit": pairs.images, "its capsule": own, "other's capsule": other}
     preview = {name: images[:COLUMNS] for name, images in rows.items()}
     return errors, image_rows(preview, "Pairs of digits, and what single capsules draw of them")
 

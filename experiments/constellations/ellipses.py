@@ -41,7 +41,7 @@ SIGMA = 0.2  # standard deviation of the noise; a center's coordinates have 1 in
 KINDS, ELLIPSES = 10, 5  # numbers of arrangements, and of ellipses of each
 UPDATES = 10_000  # updates of the network
 BATCH_SIZE = 128  # images of each update
-TESTED = 5000  # test images for each number of ellipses
+TEST_IMAGES = 5000  # test images for each number of ellipses
 CHUNK = 100  # images whose choices of ellipses are summed at once
 
 
@@ -150,7 +150,7 @@ def compare(job: Job[EllipseWorld], *, updates: int) -> dict[str, Number]:
     network = train_network(world, updates, generator)
     numbers = {}
     for visible in range(1, world.arrangements.shape[1] + 1):
-        images, kinds = world.draw(TESTED, visible, generator)
+        images, kinds = world.draw(TEST_IMAGES, visible, generator)
         exact = world.log_posterior(images)
         with torch.no_grad():
             learned = network(images.float()).log_softmax(-1)

@@ -40,7 +40,7 @@ PROPOSALS = 32  # samples of the set transformer that are compared
 SIGMAS = (0.0, 0.1, 0.25)  # standard deviations of noise on the templates of the scenes
 PUBLISHED = 0.1  # noise whose entry is kept, and on which parsing is timed
 UPDATES = 6400  # updates of the set transformer
-PARSED = 256  # scenes of each noise that are parsed with learned templates
+PARSED_SCENES = 256  # scenes of each noise that are parsed with learned templates
 EXAMPLES = 256  # unlabeled scenes from which templates are learned, and samples of an update
 RIGHT = 1 - 1e-6  # accuracy above which a scene is entirely right
 
@@ -249,7 +249,7 @@ def learn_and_parse(options: Options) -> Result:
         title = f"noise {sigma:g}"
         options.say(f"Parsing scenes with {title}")
         entry = load(folders[suffix])
-        drawn = draw_scenes(PARSED, sigma, seed=options.seed)
+        drawn = draw_scenes(PARSED_SCENES, sigma, seed=options.seed)
         parses = {n: guide.parse(drawn.points) for n, guide in learned_guides(entry).items()}
         metrics[title] = compare_with_truth(parses, drawn, truth.kinds, suffix)
         distributions[title] = entry.model.distribution()

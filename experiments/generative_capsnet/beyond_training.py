@@ -188,8 +188,8 @@ def compare_decoders(
         for title, table in error_tables(errors, blank, protocol, prefix).items():
             metrics[f"{name}, {title}"] = table
         figures[prefix] = plot_errors(errors, blank, protocol)
-        trained = {decoder: entries[f"{name}-{decoder}"] for decoder in decoders}
-        figures[f"{prefix}_painted"] = plot_paintings(trained, data, protocol)
+        decoder_entries = {decoder: entries[f"{name}-{decoder}"] for decoder in decoders}
+        figures[f"{prefix}_painted"] = plot_paintings(decoder_entries, data, protocol)
     metrics["training"] = Table(group_by_quantity(training), names="{variant}_{quantity}")
     return Result(metrics, figures, None, next(iter(entries.values())))
 

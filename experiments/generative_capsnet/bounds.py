@@ -41,8 +41,8 @@ CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous
 NAMES = {"vae": "autoencoder", **{name: name for name in CAPSNETS}}  # names of the decoders
 EVERY_ANGLE = replace(ROTATED, rare=ROTATED.usual)
 STEPS = 3000  # updates of every run, unless minutes are given
-BOUNDED, PARTICLES = 1000, 100  # test images for the bounds, draws of the IWAE bound
-INFERRED = 60  # images whose angle is inferred
+BOUND_IMAGES, PARTICLES = 1000, 100  # test images for the bounds, draws of the IWAE bound
+ROTATED_IMAGES = 60  # images whose angle is inferred
 DREAMS = 6
 
 
@@ -57,7 +57,7 @@ def mnist(options: Options) -> Result:
     runs = study.run(learn, options)
     entries = {name: load(folder) for name, folder in study.folders(options).items()}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
-    table = compare(pairs, data.test[:BOUNDED], num_particles=PARTICLES, seed=options.seed)
+    table = compare(pairs, data.test[:BOUND_IMAGES], num_particles=PARTICLES, seed=options.seed)
     bounds = bounds_of_rows(table)
     measures: dict[str, Numbers] = {}
     for name, entry in entries.items():
@@ -87,7 +87,8 @@ def inferred_angles(entry: Entry, data: Dataset, options: Options) -> Number:
     The images are of the usual classes.
     """
     usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
-    _, angles, inferred = rotate_and_infer(entry, data.test.images[usual][:INFERRED], options.seed)
+    images = data.test.images[usual][:ROTATED_IMAGES]
+    _, angles, inferred = rotate_and_infer(entry, images, options.seed)
     error = ((inferred - angles + 180) % 360 - 180).abs()
     return median_and_error(error.squeeze(1), seed=options.seed)
 

@@ -49,9 +49,9 @@ WIDE_TICKS = 0.001, 0.01, 0.1  # its ticks where an error is below .01
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 SIZE = 32  # height and width of the views in pixels
 # Numbers of familiar and of novel test views, and of training views that validate the search
-NUMBERS = {"toys3d": 2000, "letter-views": 1000}
+NUM_VIEWS = {"toys3d": 2000, "letter-views": 1000}
 CHECKS = 8  # measurements during a training run; the i-th comes after (i / 8)^2 of the time
-ATTACKED = 200  # number of familiar views under attack
+ATTACKED_VIEWS = 200  # number of familiar views under attack
 ATTACKS = {  # largest changes of a pixel, and the number of steps
     "fgsm": ((0.0, 0.01, 0.02, 0.04), 1),
     "iterated": ((0.01, 0.02), 5),
@@ -90,7 +90,7 @@ def learn(job: Job[Task], *, data: str) -> dict[str, Any]:
     returns the error on left-out familiar training views; other tasks return the `path` of errors
     during training, and under attack.
     """
-    task, options, number = job.variant, job.options, NUMBERS[data]
+    task, options, number = job.variant, job.options, NUM_VIEWS[data]
     views, test_views = split_views(task, data)
     entry = create_network(views, task, options, len(test_views.classes))
     arguments: dict[str, Any] = {"pace": Pace("constant"), **training_of(task)}
@@ -100,7 +100,7 @@ def learn(job: Job[Task], *, data: str) -> dict[str, Any]:
         return {"validation_error": error_rate(entry.model, entry.guide, mixed[:number])}
     familiar = FAMILIAR[data][task.data]
     values = familiar, novel_values(test_views, task.data, familiar)
-    splits = [test_views.select(**{task.data: some}).split(SIZE) for some in values]
+    splits = [test_views.select(**{task.data: levels}).split(SIZE) for levels in values]
     tested, path = [choose_images(split, number) for split in splits], []
     for check in range(1, CHECKS + 1):
         minutes = options.budget * (check / CHECKS) ** 2
@@ -109,7 +109,7 @@ def learn(job: Job[Task], *, data: str) -> dict[str, Any]:
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
         if task.data == "azimuth":
-            point |= errors_under_attack(entry, tested[0][:ATTACKED])
+            point |= errors_under_attack(entry, tested[0][:ATTACKED_VIEWS])
         path.append(point)
     return {"path": path}
 

@@ -60,7 +60,7 @@ from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learn
 from capsule_zoo.zoo.shape_codes.entry import create_from_parts, part_sets, start_objects
 
 DEGREES = (0, 45, 90, 180)  # largest rotations of training images, one for each model
-COMPARED = (0, 30, 60, 180)  # those of the comparison with stacked capsules
+COMPARED_DEGREES = (0, 30, 60, 180)  # those of the comparison with stacked capsules
 STEPS = 3000  # updates of each model in a full run
 ROTATIONS = (45, 90, 180)  # degrees of rotation at which part consistency is measured
 COLUMNS = {  # names of features in legends
@@ -74,7 +74,7 @@ COPY = 0.95  # likeness from which one template counts as a copy of another
 _MARGIN = 2  # side of the canvas divided by the side of a template
 _RATE = 0.05
 KINDS = 64  # number of kinds of objects that are fitted to parts
-TRIED = 24  # number of rotations at which parts are inferred for the remedy
+NUM_ROTATIONS = 24  # number of rotations at which parts are inferred for the remedy
 ROTATED_TRAINING, ROTATED_TEST = 5000, 2000  # numbers of images for the remedy
 SIZES: dict[str, dict[str, Any]] = {"part-whole": {}, STACKED: {}}  # arguments of the entries
 
@@ -164,14 +164,14 @@ def fit_rotated(
 ) -> dict[str, Accuracy]:
     """Fit kinds and codes to images at their inferred rotations; probe test images by name."""
     codes = create_from_parts(entry, kinds=KINDS)
-    views = torch.stack([*sets_at_rotations(codes.guide, train, TRIED)])
+    views = torch.stack([*sets_at_rotations(codes.guide, train, NUM_ROTATIONS)])
     start_rotated_kinds(codes.model, views, seed)
     codes.guide.infer_objects.start_at_posterior(codes.model)
     rows = encode_at_each_rotation(codes.guide, views, TEMPERATURE).features()
     probe = fit_probe(rows, train.labels, PENALTY)
     accuracies: dict[str, Accuracy] = {}
     for name, test in tests.items():
-        sets = sets_at_rotations(codes.guide, test, TRIED)
+        sets = sets_at_rotations(codes.guide, test, NUM_ROTATIONS)
         rows = encode_at_each_rotation(codes.guide, sets, TEMPERATURE).features()
         accuracies[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
     return accuracies
@@ -208,7 +208,7 @@ def augment_scae(options: Options, *, seeds: int = 3) -> Result:
         seeds: number of seeds, among which the minutes are divided.
     """
     timed = replace(options, minutes=options.budget)
-    variants = {f"{snake_case(n)}_{angle}": (n, angle) for n in SIZES for angle in COMPARED}
+    variants = {f"{snake_case(n)}_{angle}": (n, angle) for n in SIZES for angle in COMPARED_DEGREES}
     numbers = group_by_quantity(means_of(Study(variants, seeds).run(learn_rotated, timed)))
     return Result({**numbers}, {"": plot_compared(numbers)})
 
@@ -244,7 +244,7 @@ def plot_compared(numbers: Mapping[str, Numbers]) -> Figure:
         for quantity, label in labels.items():
             curves[f"{title}: {label}"] = {
                 str(angle): numbers[quantity][f"{name}_{angle}"]
-                for angle in COMPARED
+                for angle in COMPARED_DEGREES
                 if f"{name}_{angle}" in numbers[quantity]  # upright digits have no rotated ones
             }
     return accuracy_curves(curves, ROTATION_LABEL, 0.1)

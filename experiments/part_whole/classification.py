@@ -140,7 +140,7 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
     for kind in (AutoNormal, AutoDelta):
         auto = fit_automatic(kind, model, held_out, options, updates["automatic"])
         relaxed[kind.__name__] = auto
-    table, loose = (
+    table, relaxed_table = (
         compare(
             {name: (model, guide) for name, guide in rows.items()},
             held_out,
@@ -150,9 +150,9 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
         )
         for rows in (discrete, relaxed)
     )
-    bounds = Table(measures_of_rows(loose), names="{quantity}_{variant}_relaxed")
+    bounds = Table(measures_of_rows(relaxed_table), names="{quantity}_{variant}_relaxed")
     metrics: Metrics = {**measures_of_rows(table), "relaxed": bounds}
-    return Result(metrics, {"": table.draw(), "relaxed": loose.draw()}, table, entry)
+    return Result(metrics, {"": table.draw(), "relaxed": relaxed_table.draw()}, table, entry)
 
 
 def fit_free_form(entry: Entry, images: Split, options: Options, steps: int) -> FreeForm:

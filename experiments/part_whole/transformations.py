@@ -34,8 +34,8 @@ LARGE: dict[str, Any] = {
 AT_ONCE = 500  # images that are encoded or refined at once
 ROTATED, REFINED = 2000, 500  # numbers of rotated and of refined test images in each set
 REFINED_TRAINING = 2000  # number of training images of the probe on refined poses
-TRIED = 16  # number of rotations that are tried; each needs a parse
-REFINING = 100  # steps of the refinement
+NUM_ROTATIONS = 16  # number of rotations that are tried; each needs a parse
+REFINEMENT_STEPS = 100  # steps of the refinement
 DEGREES = range(0, 181, 15)  # rotations of the curve
 CURVED = 500  # number of test images at each rotation of the curve
 AS_GIVEN, TO_THE_BEST = "images as given", "rotated to the best angle"  # names of curves
@@ -147,7 +147,7 @@ def generalize(options: Options) -> Result:
     probes = {name: ObjectProbe(guide, moved.train, read) for name, read in FEATURES.items()}
     probe = probes["presence_pose"]
     options.say(f"Refining {len(subset):,} training images for a probe")
-    refined = partial(refine_objects, steps=REFINING, seed=options.seed)
+    refined = partial(refine_objects, steps=REFINEMENT_STEPS, seed=options.seed)
     probes_of_few = {
         "presence_pose{}_few": ObjectProbe(guide, subset, FEATURES["presence_pose"]),
         "presence_pose{}_refined": ObjectProbe(guide, subset, refined),
@@ -160,7 +160,7 @@ def generalize(options: Options) -> Result:
     accuracies: dict[str, Numbers] = {}
     for name, split in tested.items():
         options.say(f"Testing on {len(split):,} {name} images")
-        best = rotate_to_best(guide, split[:ROTATED], TRIED)
+        best = rotate_to_best(guide, split[:ROTATED], NUM_ROTATIONS)
         row: Numbers = {features: measure(split) for features, measure in probes.items()}
         row["presence_pose_aligned"] = probe(best)
         for ending, images in (("", split[:REFINED]), ("_aligned", best[:REFINED])):
@@ -173,7 +173,7 @@ def generalize(options: Options) -> Result:
         moved_digits = transforms.warp_images(upright.images, transforms.motion(float(angle)))
         rotated = replace(upright, images=moved_digits.clamp(0, 1))
         curves[AS_GIVEN][str(angle)] = probe(rotated)
-        curves[TO_THE_BEST][str(angle)] = probe(rotate_to_best(guide, rotated, TRIED))
+        curves[TO_THE_BEST][str(angle)] = probe(rotate_to_best(guide, rotated, NUM_ROTATIONS))
     metrics["accuracy on images"] = Table(group_by_quantity(accuracies), "{variant}_{quantity}")
     names = {AS_GIVEN: "rotation_{variant}", TO_THE_BEST: "rotation_{variant}_aligned"}
     metrics["accuracy at degrees"] = Table(curves, names)

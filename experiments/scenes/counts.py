@@ -46,9 +46,9 @@ INKS = (0.5, 0.3, 0.1)  # brightness above which a pixel is in the mask of a tru
 
 
 DRAWS = 10  # samples of the guide that are combined for a count
-TESTED = 2000  # test scenes whose objects are counted
-BOUNDED = 500  # test scenes whose log p is bounded
-MORE_TESTED = 500  # test scenes of every larger number of digits
+TEST_SCENES = 2000  # test scenes whose objects are counted
+BOUND_SCENES = 500  # test scenes whose log p is bounded
+MORE_SCENES = 500  # test scenes of every larger number of digits
 SIZES: dict[str, Any] = dict(counts="learned")  # arguments of the entry
 
 
@@ -88,7 +88,7 @@ def one_seed(job: Job[float], *, every: int = 1500) -> dict[str, Any]:
     length, options = job.variant, job.options
     data = load_dataset(DATA, options.data_root)
     entry = create_untrained("scenes", data, options, **SIZES)
-    test = data.test[:TESTED]
+    test = data.test[:TEST_SCENES]
     curve: list[tuple[float, int, Number]] = []
 
     def note(check: Check) -> None:
@@ -97,7 +97,7 @@ def one_seed(job: Job[float], *, every: int = 1500) -> dict[str, Any]:
     checks = Checks(every=every, callbacks=[note], clock="processor")
     train(entry, data, options, options.minutes or length, checks=checks)
     accuracies = {"5_minutes": last_within(curve, EARLY), "30_minutes": last_within(curve)}
-    bounds = held_out_bounds(entry, test[:BOUNDED], 100, 0)
+    bounds = held_out_bounds(entry, test[:BOUND_SCENES], 100, 0)
     numbers: dict[str, Number] = {
         **{f"count_accuracy_{n}": value for n, value in accuracies.items() if value is not None},
         **{name: bounds[name] for name in ("elbo", "iwae_100")},
@@ -125,7 +125,7 @@ def right_counts(detections: FoundObjects, scenes: Split) -> Tensor:
 
 def load_with_digits(number: int, options: Options) -> Split:
     """Load scenes of exactly `number` digits on 80x80 pixels."""
-    name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={MORE_TESTED}"
+    name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={MORE_SCENES}"
     return load_dataset(name, options.data_root).test
 
 
@@ -152,7 +152,7 @@ def reading(options: Options) -> Result:
     `pixel_agreement`.
     """
     entry = load(options.run or WEIGHTS)
-    sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:TESTED])}
+    sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:TEST_SCENES])}
     wide = pair_with_canvas(entry, *LARGE)
     for digits in MORE:
         sets[f"_{digits}_digits"] = wide, load_with_digits(digits, options)

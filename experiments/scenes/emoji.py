@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = dict(
     thing_settings=dict(latent=32, channels=16),
 )
 POWERS = (1.0, 0.5, 0.35)  # powers of the likelihood, of which validation pictures choose one
-COMPOSED, TESTED = 12_000, 250  # pictures of training kinds that train, and of others to count
+TRAINING_PICTURES, TEST_PICTURES = 12_000, 250  # of training kinds, and of other kinds
 VALIDATION = 1000  # the seed of the validation pictures
 
 
@@ -76,9 +76,9 @@ def one_ground(
 ) -> dict[str, Number]:
     """Train on pictures of training kinds, and count emoji of other kinds on one sort of ground."""
     (trained, ground), options = job.variant, job.options
-    images, _ = compose(folder, "train", trained, COMPOSED, options.seed)
+    images, _ = compose(folder, "train", trained, TRAINING_PICTURES, options.seed)
     held_out = compose(folder, "train", job.name, validated, VALIDATION)
-    tested = compose(folder, "test", job.name, TESTED, 0)
+    tested = compose(folder, "test", job.name, TEST_PICTURES, 0)
     data = Dataset("emoji", Split(images), Split(held_out[0]), Split(tested[0]))
     entry = create_untrained("scenes", data, options, ground=ground, **SIZES)
     minutes, checks = options.minutes or length, Checks(clock="processor")

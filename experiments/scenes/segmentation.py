@@ -44,7 +44,7 @@ BRIGHTER = 1.2  # factor of brightness, because shrunk and enlarged strokes are 
 CRUMB = 0.2  # ink of a piece, relative to the largest piece, below which it is of another digit
 DIGITS = "multi-mnist"
 LENGTH = 12.0  # training time on each data set, in minutes of the processor
-TESTED = 2000  # test scenes of each data set, at most; sprites and tetrominoes have 1,000
+TEST_SCENES = 2000  # test scenes of each data set, at most; sprites and tetrominoes have 1,000
 FINDING: dict[str, dict[str, Any]] = {  # arguments of `find_objects`, chosen on training scenes
     DIGITS: dict(temperature=PLACES, draws=20),
     "multi-sprites": dict(draws=20),
@@ -85,7 +85,7 @@ def segmentation(options: Options, *, seeds: int = 5) -> Result:
     metrics: dict[str, Any] = group_by_quantity(rows)
     for name in [name for name, sets in metrics.items() if len(sets) == 1]:  # of digits alone
         metrics[name] = metrics[name]["multi_mnist"]
-    splits = {n: load_dataset(n, options.data_root).test[:TESTED] for n in SIZES}
+    splits = {n: load_dataset(n, options.data_root).test[:TEST_SCENES] for n in SIZES}
     best, ambiguous = best_of_pieces(splits["tetrominoes"].images)
     metrics["ari"]["tetrominoes_best"], metrics["ambiguous_tetrominoes"] = best, ambiguous
     folders = study.folders(options)
@@ -99,7 +99,7 @@ def one_set(job: Job[dict[str, Any]]) -> dict[str, Number]:
     name, options = job.name, job.options
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
     entry = create_untrained("scenes", data, options, **job.variant)
-    test, digits = data.test[:TESTED], name == DIGITS
+    test, digits = data.test[:TEST_SCENES], name == DIGITS
     minutes, checks = options.minutes or LENGTH, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=64 if digits else 16, checks=checks)
     objects, numbers = measure_objects(entry, test, **FINDING[name])

@@ -46,9 +46,9 @@ DIGITS: dict[str, Any] = dict(  # whole digits, and not their strokes, are the o
 LEVELED = 50  # pictures on which a leveling is fitted
 LENGTH = 5.0  # minutes of the processor for a run on a real picture
 TILES = 4000  # training tiles of a real picture
-COMPOSED = 500  # pictures of digits that train
-TESTED = 30  # test pictures of 20 to 60 digits
-INTERVALS = 200  # test pictures of 5 to 15 digits on 150x150 pixels, whose intervals are checked
+TRAINING_PICTURES = 500  # pictures of digits that train
+TEST_PICTURES = 30  # test pictures of 20 to 60 digits
+INTERVAL_PICTURES = 200  # test pictures of 5 to 15 digits, whose intervals are checked
 LONGER = 4  # times as many tiles of digits, and minutes, as of a real picture
 SOURCE = "mnist"  # data set of the digits
 NEAR = {"coins": 30.0, "nuclei": 30.0, "digits": 9.0}  # pixels between matched centers, at most
@@ -134,17 +134,17 @@ def cost_exponent(entry: Entry, image: Tensor) -> float:
 def digits(job: Job) -> dict[str, Number]:
     """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
     root, seed = data_folder(job.options.data_root), job.options.seed
-    composed = [*composed_digits(root, "train", COMPOSED, of=SOURCE, seed=seed)]
+    composed = [*composed_digits(root, "train", TRAINING_PICTURES, of=SOURCE, seed=seed)]
     pictures = [picture.image for picture in composed]
     entry = train_on(pictures, job, LONGER * LENGTH, LONGER * TILES, **DIGITS)
-    truth = [*composed_digits(root, "test", TESTED, of=SOURCE)]
+    truth = [*composed_digits(root, "test", TEST_PICTURES, of=SOURCE)]
     results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
     errors = [
         abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
     ]
     aris = [foreground_ari(r.owners[None], t.objects) for r, t in zip(results, truth, strict=True)]
     canvas: dict[str, Any] = dict(canvas=(150, 150), least=5, most=15, seed=1)
-    truth = [*composed_digits(root, "test", INTERVALS, of=SOURCE, **canvas)]
+    truth = [*composed_digits(root, "test", INTERVAL_PICTURES, of=SOURCE, **canvas)]
     posteriors = read_pictures(entry.model, entry.guide, [p.image for p in truth])
     true = [len(p.centers) for p in truth]
     coverage = interval_coverage([p.count_probabilities for p in posteriors], true)

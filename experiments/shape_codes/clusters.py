@@ -15,7 +15,7 @@ from capsule_zoo.experiments.shape_codes.objects import measure_clusters, read_o
 from capsule_zoo.registry import load
 from capsule_zoo.zoo.shape_codes.entry import parse_dataset
 
-NUMBERS = (10, 64)  # numbers of clusters that are tried
+NUM_CLUSTERS = (10, 64)  # numbers of clusters that are tried
 COMPONENTS = 50  # number of principal components of the pixels
 
 
@@ -37,7 +37,7 @@ def clusters(options: Options) -> Result:
         "pixels": [project(guide, split.images) for split in (data.train, data.test)],
         "parts": [flatten_parts(split.images) for split in (sets.train, sets.test)],
     }
-    for number in NUMBERS:
+    for number in NUM_CLUSTERS:
         for name, (train_rows, test_rows) in features.items():
             options.say(f"Fitting {number} clusters to {name}")
             belief = cluster(train_rows, test_rows, number, options.seed)

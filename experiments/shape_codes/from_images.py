@@ -38,10 +38,10 @@ SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
 LETTERS = "font-letters"
 CLUSTERS = "cluster_accuracy", "kinds_in_use"  # measures of the kinds of letters
 EPOCHS = 100  # epochs of the classifier that judges samples, on 324 letters
-STEPS = 4800  # updates of all stages for digits, unless minutes are given
-TRAININGS = (1000, 4000)  # updates of all stages for letters, a row for each number
+DIGIT_STEPS = 4800  # updates of all stages for digits, unless minutes are given
+LETTER_STEPS = (1000, 4000)  # updates of all stages for letters, a row for each number
 TIGHTENING = 400  # updates of the guide with normal poses
-COMPARED, PARTICLES = 48, 50  # held-out digits on which guides are compared, draws of the bound
+COMPARED_IMAGES, PARTICLES = 48, 50  # digits on which guides are compared, draws of the bound
 SAMPLES = 300  # samples of the prior, and digits with which they are compared
 CLEAR = 0.9  # probability of the predicted class above which a sample is clear
 
@@ -51,11 +51,11 @@ def digits(options: Options) -> Result:
     """Learn scikit-learn's digits level by level, draw new ones, and compare guides (5 minutes)."""
     data = load_dataset("digits")
     entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
-    arguments: dict[str, Any] = dict(inputs=JITTERED, in_stages=True, **options.limit(STEPS))
+    arguments: dict[str, Any] = dict(inputs=JITTERED, in_stages=True, **options.limit(DIGIT_STEPS))
     train(entry, data, options, name="digits", **arguments)
     tightening = options.shorten_steps(TIGHTENING)
     normal = tighten(entry, data, options, steps=tightening, inputs=JITTERED)
-    subset = data.test[:COMPARED]
+    subset = data.test[:COMPARED_IMAGES]
     options.say(f"Comparing guides on {len(subset)} held-out digits")
     routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(ShapeCodesGuide)
     table = compare(
@@ -73,12 +73,12 @@ def digits(options: Options) -> Result:
     classifier = train_classifier(data.train, data.num_classes, epochs=10, seed=options.seed)
     real = classifier.read(data.test.images[:SAMPLES])
     drawn = mean_images(entry.model, len(real.features), seed=options.seed)
-    judged = looks(classifier.read(drawn), real)
+    quality = looks(classifier.read(drawn), real)
     metrics: Metrics = {
         **held_out_bounds(normal, data.test, PARTICLES, options.seed),
         **probes,
         "classes": Table(group_by_quantity({"kinds": codes}), "{quantity}"),
-        "samples": Table(group_by_quantity({"prior": judged}), "{quantity}"),
+        "samples": Table(group_by_quantity({"prior": quality}), "{quantity}"),
     }
     figures = {**pictures(entry, data.test.images), "guides": table.draw()}
     return Result(metrics, figures, table, normal)
@@ -114,11 +114,11 @@ def letters(options: Options, *, steps: tuple[int, ...] = (1000, 4000), seeds: i
     Args:
         seeds: number of seeds.
     """
-    study = Study({f"{number}_steps": options.shorten_steps(number) for number in TRAININGS}, seeds)
+    study = Study({f"{n}_steps": options.shorten_steps(n) for n in LETTER_STEPS}, seeds)
     untimed, data = replace(options, minutes=None), load_dataset(LETTERS)
     rows = means_of(study.run(learn_letters, untimed))
     rows["real_letters"] = judge_letters(train_judge(data), data.test.images)
-    longest = load(study.folders(untimed)[f"{max(TRAININGS)}_steps"])
+    longest = load(study.folders(untimed)[f"{max(LETTER_STEPS)}_steps"])
     images, labels = zip(
         *((s.images.flatten(1).numpy(), s.labels) for s in (data.train, data.test)), strict=True
     )

@@ -48,7 +48,7 @@ REPEATED = ("cluster_accuracy", "cluster_accuracy_sampled", "frechet", "probe", 
 KINDS = (10, 64)  # numbers of kinds that are tried; of the last, all measures are computed
 STEPS = 200  # updates after the initialization from factor analyzers
 IMAGES = 5000  # number of images in every Frechet distance
-HELD_OUT = 1000  # number of images on which the loss of redrawn parts is measured
+HELD_OUT_IMAGES = 1000  # number of images on which the loss of redrawn parts is measured
 
 
 @experiment("shape-codes/objects", data="mnist", minutes=30)
@@ -122,7 +122,7 @@ def measure_main(
     features = [item.features() for item in inferred]
     probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)
     return {
-        **lost(entry, data.test.images[:HELD_OUT], seed),
+        **lost(entry, data.test.images[:HELD_OUT_IMAGES], seed),
         **probes(features, sets, "probe", PENALTY),
         **probes(parts, sets, "probe_parts"),
         **rotated_digits(entry, probe, data.test),
@@ -303,8 +303,8 @@ def measure_clusters(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Num
         "cluster_accuracy_sampled": commonest[drawn],
     }
     if kinds == classes:
-        _, matched = linear_sum_assignment(-count.numpy())  # the class of every kind
-        answers["cluster_accuracy_one_to_one"] = torch.from_numpy(matched)[tested.argmax(-1)]
+        _, assignment = linear_sum_assignment(-count.numpy())  # the class of every kind
+        answers["cluster_accuracy_one_to_one"] = torch.from_numpy(assignment)[tested.argmax(-1)]
     fraction = belief.mean(0)
     perplexity = torch.special.entr(fraction).sum().exp()
     return {

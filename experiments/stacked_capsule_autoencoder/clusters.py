@@ -33,7 +33,7 @@ SITES = {
     "presence_pose": ["object_presence", "object_pose"],
     "part_presence_pose": ["part_presence", "part_pose"],
 }
-PROBED = TESTED = 10_000  # training images that probes and clusters are fitted on, and test images
+PROBED = TEST_IMAGES = 10_000  # images that probes and clusters are fitted on, and test images
 BATCH_SIZE = 32  # batch size of both models; larger batches learn less in equal time
 STACKED = "stacked-capsule-autoencoder"
 SIZES: dict[str, Mapping[str, Any]] = {  # on 40x40 pixels digits are as large as on 28x28
@@ -67,7 +67,7 @@ def compute_features(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
 def measure(entry: Entry, data: Dataset) -> Numbers:
     """Measure probes and matched clusters on latents, and the error of reconstructions."""
     train_images, labels = data.train.images[:PROBED], data.train.labels[:PROBED]
-    images, answers = data.test.images[:TESTED], data.test.labels[:TESTED]
+    images, answers = data.test.images[:TEST_IMAGES], data.test.labels[:TEST_IMAGES]
     train_features, features = (compute_features(entry, x) for x in (train_images, images))
     numbers: Numbers = {}
     for name, rows in train_features.items():

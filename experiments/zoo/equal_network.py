@@ -25,11 +25,11 @@ from capsule_zoo.registry import Entry
 
 SHIFT = transforms.Shift(1)  # random shift of training images by pixels
 NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of `small`'s votes
-VECTORS: Mapping[str, Any] = dict(guide=dict(channels=16))  # arguments of the capsule network
-MOVED = "affnist"  # moved digits, which are not moved again
+VECTOR_CAPSULES: Mapping[str, Any] = dict(guide=dict(channels=16))
+MOVED_DATA = "affnist"  # moved digits, which are not moved again
 DEGREES = (0, 15, 30, 45, 60, 90)  # rotations of test images, counterclockwise
 EPSILONS = (0.0, 0.05, 0.1)  # largest changes of a pixel under attack by one step
-CHANGED = 500  # number of test images that are rotated or attacked
+CHANGED_IMAGES = 500  # number of test images that are rotated or attacked
 NETWORKS = ("capsules", "plain")
 LABELS = {  # labels in legends
     "capsules": "capsules",
@@ -87,7 +87,9 @@ def compare_vector_capsules_at_length(options: Options, settings: Search) -> Res
     Learning rates are searched at full length, as short tries choose a rate that is too high. See
     `matrix-capsules/equal-network` for the quantities.
     """
-    return compare_with_plain_network("capsule-network", VECTORS, settings, options, ["mnist"])
+    return compare_with_plain_network(
+        "capsule-network", VECTOR_CAPSULES, settings, options, ["mnist"]
+    )
 
 
 @experiment("matrix-capsules/equal-network", data="mnist", minutes=40)
@@ -100,7 +102,7 @@ def compare_matrix_capsules(options: Options, settings: Search) -> Result:
     `validation_...` are the errors of all tries, which choose `rate` and `decay`. `weights` is the
     number of weights between image and class. Networks for moved digits are tuned on digits.
     """
-    datasets, moved = ["mnist", "fashion-mnist"], [MOVED]
+    datasets, moved = ["mnist", "fashion-mnist"], [MOVED_DATA]
     return compare_with_plain_network(
         "matrix-capsules", NETWORK, settings, options, datasets, moved
     )
@@ -210,8 +212,8 @@ def learn(job: Job[Task]) -> Numbers:
     if task.is_try:
         return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}
     errors: Numbers = {"test_error": error_rate(entry.model, entry.guide, data.test)}
-    if task.data != MOVED:
-        errors |= errors_of_changed(entry, data.test[:CHANGED])
+    if task.data != MOVED_DATA:
+        errors |= errors_of_changed(entry, data.test[:CHANGED_IMAGES])
     return errors | facts
 
 

@@ -68,26 +68,25 @@ GAPS = "gap", "gap_median", "gap_largest"
 BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded", "acceptance_rate"
 
 
-def published_weights(name: str, *data: str) -> str | None:
-    """Return the name of an entry's first published weights of these data; None without any."""
-    entry, _, preset = name.partition(":")
-    weights = [w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset)]
-    return next((w.name for w in weights if w.data.split(":")[0] in data), None)
-
-
 def open_trained(name: str, options: Options) -> tuple[Entry, Dataset]:
     """Return a trained entry with the data on which it is measured.
 
     The entry is the run that the options name, else the entry's published weights, else a new
     entry, trained on MNIST for `TRAINING` updates or fewer.
     """
-    if source := options.run or published_weights(name, "mnist", "multi-mnist"):
+    bare, _, preset = name.partition(":")
+    published = (
+        weights.name
+        for weights in list_weights().values()
+        if (weights.entry, weights.preset or "") == (bare, preset)
+        and weights.data.split(":")[0] in ("mnist", "multi-mnist")
+    )
+    if source := options.run or next(published, None):
         root = None if options.data_root is None else Path(options.data_root)
         scenes = name == "scenes"  # of which no guide is widened on training scenes
         entry, data, _ = open_run(source, None, root, only_tests=scenes)
         return entry, scoring_data(entry, data)
     data = load_dataset("mnist", root=options.data_root)
-    bare, _, preset = name.partition(":")
     entry = create_untrained(bare, data, options, **({"preset": preset} if preset else {}))
     transform = Binarize() if draws_binary_pixels(entry.model) else None
     steps = options.shorten_steps(TRAINING)

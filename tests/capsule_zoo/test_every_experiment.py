@@ -116,7 +116,13 @@ def in_module(module: str, **values: Any) -> dict[str, Any]:
 ANNEALING = in_module("capsule_rbm.likelihood", ANNEALING=dict(temperatures=5, chains=6))
 VIEWS = in_module(
     "matrix_capsules.viewpoints",
-    **dict(SIZE=17, CHECKS=2, ATTACKED=4, NETWORK=MATRIX, NUMBERS={"toys3d": 6, "letter-views": 6}),
+    **dict(
+        SIZE=17,
+        CHECKS=2,
+        ATTACKED_VIEWS=4,
+        NETWORK=MATRIX,
+        NUM_VIEWS={"toys3d": 6, "letter-views": 6},
+    ),
     ATTACKS=dict(fgsm=((0.0, 0.1), 1), iterated=((0.1,), 2)),
 )
 DECODING = in_module(
@@ -124,7 +130,7 @@ DECODING = in_module(
     **dict(ENCODER=dict(channels=3, hidden=6), DECODERS=small_decoders(), IMAGES=2, STEPS=2),
 ) | in_module(
     "generative_capsnet.bounds",
-    **dict(INFERRED=2, STEPS=2, BOUNDED=10, PARTICLES=3),
+    **dict(ROTATED_IMAGES=2, STEPS=2, BOUND_IMAGES=10, PARTICLES=3),
     infer_transformation=partial(infer_transformation, steps=1, starts=1, num_particles=1),
 )
 decoding = partial(Miniature, minutes=None, size=None, digits=(40, 40), patches=DECODING)
@@ -133,7 +139,7 @@ SMALL_SIZES = {name: sizes_of(name) for name in ("part-whole", "stacked-capsule-
 CLUSTERS = in_module(
     "stacked_capsule_autoencoder.clusters",
     PROBED=40,
-    TESTED=20,
+    TEST_IMAGES=20,
     SIZES=dict(reversed(SMALL_SIZES.items())),
 )
 MINIATURES = {
@@ -157,7 +163,9 @@ MINIATURES = {
         17,
         (24, 12),
         in_module(
-            "zoo.equal_network", CHANGED=6, VECTORS=dict(guide=dict(channels=4), hidden=(8, 8))
+            "zoo.equal_network",
+            CHANGED_IMAGES=6,
+            VECTOR_CAPSULES=dict(guide=dict(channels=4), hidden=(8, 8)),
         ),
     ),
     "capsule-rbm/mnist": Miniature({}, 0.005, 12, patches=ANNEALING),
@@ -176,7 +184,9 @@ MINIATURES = {
         1e-9,
         17,
         (24, 12),
-        in_module("zoo.equal_network", CHANGED=6, DEGREES=(0, 30), EPSILONS=(0.1,), NETWORK=MATRIX),
+        in_module(
+            "zoo.equal_network", CHANGED_IMAGES=6, DEGREES=(0, 30), EPSILONS=(0.1,), NETWORK=MATRIX
+        ),
     ),
     "matrix-capsules/viewpoints": Miniature(dict(seeds=1), 0.003, patches=VIEWS),
     "matrix-capsules/viewpoints-of-letters": Miniature(dict(seeds=1), 0.003, patches=VIEWS),
@@ -186,7 +196,8 @@ MINIATURES = {
     "constellations/ellipses": Miniature(
         dict(seeds=2),
         patches=in_module(
-            "constellations.ellipses", **dict(SIGMA=0.1, KINDS=3, UPDATES=2, BATCH_SIZE=4, TESTED=6)
+            "constellations.ellipses",
+            **dict(SIGMA=0.1, KINDS=3, UPDATES=2, BATCH_SIZE=4, TEST_IMAGES=6),
         ),
     ),
     "stacked-capsule-autoencoder/affnist": Miniature({}, 0.001, 12, patches=CLUSTERS),
@@ -195,7 +206,7 @@ MINIATURES = {
         {},
         None,
         patches=in_module(
-            "constellations.parsing", SIGMAS=(0.1,), UPDATES=3, PARSED=12, EXAMPLES=60
+            "constellations.parsing", SIGMAS=(0.1,), UPDATES=3, PARSED_SCENES=12, EXAMPLES=60
         ),
     ),
     "shape-codes/affnist": Miniature(
@@ -216,7 +227,7 @@ MINIATURES = {
         (60, 20),
         in_module(
             "shape_codes.objects",
-            **dict(KINDS=(10,), STEPS=2, IMAGES=20, HELD_OUT=4),
+            **dict(KINDS=(10,), STEPS=2, IMAGES=20, HELD_OUT_IMAGES=4),
             create_on_published_parts=small_shape_codes,
         ),
     ),
@@ -225,7 +236,7 @@ MINIATURES = {
         None,
         12,
         patches=in_module(
-            "shape_codes.clusters", NUMBERS=(2, 10), COMPONENTS=5, load=small_shape_codes
+            "shape_codes.clusters", NUM_CLUSTERS=(2, 10), COMPONENTS=5, load=small_shape_codes
         ),
     ),
     "shape-codes/digits": Miniature(
@@ -234,7 +245,12 @@ MINIATURES = {
         None,
         (60, 12),
         in_module(
-            "shape_codes.from_images", STEPS=6, TIGHTENING=2, COMPARED=4, PARTICLES=3, SAMPLES=12
+            "shape_codes.from_images",
+            DIGIT_STEPS=6,
+            TIGHTENING=2,
+            COMPARED_IMAGES=4,
+            PARTICLES=3,
+            SAMPLES=12,
         ),
     ),
     "shape-codes/guides": Miniature(
@@ -248,7 +264,7 @@ MINIATURES = {
         dict(seeds=1, validated=1),
         patches=in_module(
             "scenes.emoji",
-            **dict(COMPOSED=160, TESTED=2, SIZES=SIZES | EMOJI),
+            **dict(TRAINING_PICTURES=160, TEST_PICTURES=2, SIZES=SIZES | EMOJI),
             composed_emoji=few_emoji,
         ),
     ),
@@ -262,7 +278,7 @@ MINIATURES = {
             "shape_codes.from_images.create_untrained": small_shape_codes,
             "shape_codes.from_images.EPOCHS": 1,
             "shape_codes.from_images.SAMPLES": 20,
-            "shape_codes.from_images.TRAININGS": (4,),
+            "shape_codes.from_images.LETTER_STEPS": (4,),
         },
     ),
     "part-whole/augment": Miniature(
@@ -272,7 +288,9 @@ MINIATURES = {
         (60, 12),
         in_module(
             "part_whole.augment",
-            **dict(DEGREES=(0, 90), STEPS=4, PROBED=40, KINDS=3, TRIED=3, SIZES=SMALL_SIZES),
+            **dict(
+                DEGREES=(0, 90), STEPS=4, PROBED=40, KINDS=3, NUM_ROTATIONS=3, SIZES=SMALL_SIZES
+            ),
         ),
     ),
     "part-whole/augment-scae": Miniature(
@@ -280,7 +298,8 @@ MINIATURES = {
         0.004,
         None,
         (60, 12),
-        CLUSTERS | in_module("part_whole.augment", COMPARED=(90,), PROBED=40, SIZES=SMALL_SIZES),
+        CLUSTERS
+        | in_module("part_whole.augment", COMPARED_DEGREES=(90,), PROBED=40, SIZES=SMALL_SIZES),
     ),
     "part-whole/classify": Miniature(
         {},
@@ -297,10 +316,10 @@ MINIATURES = {
         (60, 12),
         in_module(
             "part_whole.transformations",
-            **dict(TRIED=4, DEGREES=(0, 90), REFINING=2, load_dataset=with_a_border),
-            LARGE=LARGE
-            | sizes_of("part-whole")
-            | dict(guide=LARGE["guide"] | sizes_of("part-whole")["guide"]),
+            **dict(
+                NUM_ROTATIONS=4, DEGREES=(0, 90), REFINEMENT_STEPS=2, load_dataset=with_a_border
+            ),
+            LARGE=LARGE | SMALL | dict(guide=LARGE["guide"] | SMALL["guide"]),
         ),
     ),
 }

@@ -78,7 +78,7 @@ def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
     )
     monkeypatch.setattr(viewpoints, "error_rate", lambda _, __, split: split)
     monkeypatch.setattr(viewpoints, "SIZE", 17)
-    monkeypatch.setattr(viewpoints, "NUMBERS", {"toys3d": 5})
+    monkeypatch.setattr(viewpoints, "NUM_VIEWS", {"toys3d": 5})
     sizes = dict(features=4, capsules=(2, 2, 2))
     task = Task("matrix-capsules", "plain", "azimuth", 0.02, 0.1, sizes, is_try=True)
     judged = viewpoints.learn(Job("", task, QUICK), data="toys3d")["validation_error"]

@@ -45,7 +45,9 @@ def marked(monkeypatch):
 def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch, marked):
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.DATA", "multi-mnist:train=40,test=6")
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
-    fewer = dict(DRAWS=1, TESTED=6, BOUNDED=2, MORE_TESTED=2, SIZES={"counts": "learned", **SIZES})
+    fewer = dict(
+        DRAWS=1, TEST_SCENES=6, BOUND_SCENES=2, MORE_SCENES=2, SIZES={"counts": "learned", **SIZES}
+    )
     for name, value in fewer.items():
         monkeypatch.setattr(counts, name, value)
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
@@ -71,7 +73,7 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
     monkeypatch.setattr(counts, "train", pretended)
     monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(fractions), 0.01, 2))
     monkeypatch.setattr(counts, "MORE", ())
-    monkeypatch.setattr(counts, "BOUNDED", 2)
+    monkeypatch.setattr(counts, "BOUND_SCENES", 2)
     job = Job("scenes", 12.0, Options(progress=False))
     metrics = counts.one_seed(job)["numbers"]
     assert metrics["count_accuracy_5_minutes"][0] == 0.8
@@ -94,7 +96,7 @@ def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
 
 def test_ways_of_reading(tmp_path, mnist_root, monkeypatch, marked):
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
-    for name, value in dict(TESTED=4, MORE_TESTED=2, DRAWS=1).items():
+    for name, value in dict(TEST_SCENES=4, MORE_SCENES=2, DRAWS=1).items():
         monkeypatch.setattr(counts, name, value)
     options = Options(data_root=mnist_root, progress=False)
     result = find_experiment("scenes/reading")(options)
@@ -199,7 +201,7 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch, marked):
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
     for constant, value in dict(FINDING=dict(draws=1), SIZES=SIZES).items():
         monkeypatch.setattr(segmentation, constant, dict.fromkeys(small, value))
-    monkeypatch.setattr(segmentation, "TESTED", 2)
+    monkeypatch.setattr(segmentation, "TEST_SCENES", 2)
     monkeypatch.setattr(segmentation, "LENGTH", 0.001)
     result = find_experiment("scenes/segmentation")(options, seeds=2)
     sets = {name.replace("-", "_") for name in small}
@@ -408,7 +410,9 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
 @pytest.mark.parametrize("name", ["coins", "digits"])
 def test_whole_pictures_are_counted_and_scored(name, monkeypatch):
     small = dict(window=6, slots=2, thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)))
-    fewer = dict(TILES=160, COMPOSED=2, TESTED=1, INTERVALS=2, SOURCE="digits")
+    fewer = dict(
+        TILES=160, TRAINING_PICTURES=2, TEST_PICTURES=1, INTERVAL_PICTURES=2, SOURCE="digits"
+    )
     for constant, value in fewer.items():
         monkeypatch.setattr(whole_pictures, constant, value)
     monkeypatch.setattr(whole_pictures, "SETTINGS", whole_pictures.SETTINGS | small)
