@@ -33,8 +33,9 @@ ANNEALING = dict(temperatures=14_500, chains=100)
 
 def log_likelihoods(entry: Entry, data: Dataset, options: Options) -> Numbers:
     """Return the mean log p(x) of the test images; see `measurements.log_likelihoods`."""
-    images, settings = (data.train.images, data.test.images), dict(seed=options.seed, **ANNEALING)
-    likelihoods = measurements.log_likelihoods(entry.model, *images, **settings)
+    images = data.train.images, data.test.images
+    arguments: dict[str, Any] = {"seed": options.seed, **ANNEALING}
+    likelihoods = measurements.log_likelihoods(entry.model, *images, **arguments)
     return {
         f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
         for method, nats in likelihoods.items()

@@ -104,8 +104,8 @@ def learn(job: Job[Task], *, data: str) -> dict[str, Any]:
     tested, path = [choose_images(split, number) for split in splits], []
     for check in range(1, CHECKS + 1):
         minutes = options.budget * (check / CHECKS) ** 2
-        names = dict(name=f"check-{check}", after=f"check-{check - 1}" if check > 1 else None)
-        train(entry, views, options, minutes, **names, **arguments)
+        name, earlier = f"check-{check}", f"check-{check - 1}" if check > 1 else None
+        train(entry, views, options, minutes, name=name, after=earlier, **arguments)
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
         if task.data == "azimuth":

@@ -134,17 +134,19 @@ def cost_exponent(entry: Entry, image: Tensor) -> float:
 def digits(job: Job) -> dict[str, Number]:
     """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
     root, seed = data_folder(job.options.data_root), job.options.seed
-    composed = [*composed_digits(root, "train", TRAINING_PICTURES, of=SOURCE, seed=seed)]
-    pictures = [picture.image for picture in composed]
+    composed = composed_digits(root, "train", TRAINING_PICTURES, of=SOURCE, seed=seed)
+    pictures = [composed[k].image for k in range(TRAINING_PICTURES)]
     entry = train_on(pictures, job, LONGER * LENGTH, LONGER * TILES, **DIGITS)
-    truth = [*composed_digits(root, "test", TEST_PICTURES, of=SOURCE)]
+    tests = composed_digits(root, "test", TEST_PICTURES, of=SOURCE)
+    truth = [tests[k] for k in range(TEST_PICTURES)]
     results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
     errors = [
         abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
     ]
     aris = [foreground_ari(r.owners[None], t.objects) for r, t in zip(results, truth, strict=True)]
     canvas: dict[str, Any] = dict(canvas=(150, 150), least=5, most=15, seed=1)
-    truth = [*composed_digits(root, "test", INTERVAL_PICTURES, of=SOURCE, **canvas)]
+    small = composed_digits(root, "test", INTERVAL_PICTURES, of=SOURCE, **canvas)
+    truth = [small[k] for k in range(INTERVAL_PICTURES)]
     posteriors = read_pictures(entry.model, entry.guide, [p.image for p in truth])
     true = [len(p.centers) for p in truth]
     coverage = interval_coverage([p.count_probabilities for p in posteriors], true)

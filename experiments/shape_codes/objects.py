@@ -306,10 +306,10 @@ def measure_clusters(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Num
         _, assignment = linear_sum_assignment(-count.numpy())  # the class of every kind
         answers["cluster_accuracy_one_to_one"] = torch.from_numpy(assignment)[tested.argmax(-1)]
     fraction = belief.mean(0)
-    perplexity = torch.special.entr(fraction).sum().exp()
+    perplexity = torch.special.entr(fraction).sum().exp().item()
     return {
         **{name: mean_and_error((answer == truth).double()) for name, answer in answers.items()},
-        "kinds_in_use": single((fraction > 0.1 / kinds).sum(), len(belief)),
+        "kinds_in_use": single((fraction > 0.1 / kinds).sum().item(), len(belief)),
         "kinds_perplexity": single(perplexity, len(belief)),
     }
 

@@ -417,6 +417,7 @@ def test_whole_pictures_are_counted_and_scored(name, monkeypatch):
         monkeypatch.setattr(whole_pictures, constant, value)
     monkeypatch.setattr(whole_pictures, "SETTINGS", whole_pictures.SETTINGS | small)
     monkeypatch.setattr(whole_pictures, "DIGITS", whole_pictures.DIGITS | small)
+    assert find_experiment("scenes/whole-pictures").settings.keys() == {"seeds"}
     job = Job(name, None, Options(minutes=1e-4, progress=False))
     numbers = whole_pictures.one_picture(job)
     expected = {"count", "error", "precision", "recall", "seconds", "iou"}
