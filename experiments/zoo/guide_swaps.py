@@ -68,11 +68,11 @@ GAPS = "gap", "gap_median", "gap_largest"
 BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded", "acceptance_rate"
 
 
-def open_trained(name: str, options: Options) -> tuple[Entry, Dataset]:
+def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     """Return a trained entry with the data on which it is measured.
 
     The entry is the run that the options name, else the entry's published weights, else a new
-    entry, trained on MNIST for `TRAINING` updates or fewer.
+    entry, trained on MNIST for a number of updates.
     """
     bare, _, preset = name.partition(":")
     published = (
@@ -89,7 +89,6 @@ def open_trained(name: str, options: Options) -> tuple[Entry, Dataset]:
     data = load_dataset("mnist", root=options.data_root)
     entry = create_untrained(bare, data, options, **({"preset": preset} if preset else {}))
     transform = Binarize() if draws_binary_pixels(entry.model) else None
-    steps = options.shorten_steps(TRAINING)
     train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))
     return entry, scoring_data(entry, data)
 
@@ -115,7 +114,7 @@ def compare_guides(
         fitting: updates of every guide but the entry's own.
     """
     name = "shape-codes"
-    entry, data = open_trained(name, options)
+    entry, data = open_trained(name, options, options.shorten_steps(TRAINING))
     if entry.name != name:
         raise ValueError(
             f"run holds {entry.name!r}, but this experiment compares guides to {name!r}; give "
@@ -155,7 +154,8 @@ def gaps(options: Options) -> Result:
         images = SLOW.get(name, IMAGES)
         counts = dict(images=images, simulated=min(images, SIMULATED))
         variants[name] = ANNEALING | counts | SETTINGS.get(name, {})
-    outcomes = Study(variants).run(anneal_entry, replace(options, minutes=None))
+    untimed, steps = replace(options, minutes=None), options.shorten_steps(TRAINING)
+    outcomes = Study(variants).run(anneal_entry, untimed, training=steps)
     tables, bounds, titles = {}, {}, {}
     for (result,) in outcomes.values():
         entry, name = result["entry"], snake_case(result["entry"])
@@ -167,10 +167,10 @@ def gaps(options: Options) -> Result:
     return Result({**group_by_quantity(bounds), **tables}, {"": figure})
 
 
-def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
+def anneal_entry(job: Job[dict[str, Any]], *, training: int) -> dict[str, Any]:
     """Anneal a trained entry: return its name, its annealed bounds, and its guides' numbers."""
     settings = job.variant
-    entry, data = open_trained(job.name, job.options)
+    entry, data = open_trained(job.name, job.options, training)
     if isinstance(entry.guide, SceneGuide):
         entry, data = with_objects(entry, data, OBJECTS)
     with use_device(entry, job.options):
