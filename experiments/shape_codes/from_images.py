@@ -100,7 +100,7 @@ def measure_codes(entry: Entry, data: Dataset) -> Numbers:
 
 
 @experiment("shape-codes/letters", data=LETTERS, minutes=20)
-def letters(options: Options, *, steps: tuple[int, ...] = (1000, 4000), seeds: int = 3) -> Result:
+def letters(options: Options, *, seeds: int = 3) -> Result:
     """Train on 324 letters as `capsule-zoo train shape-codes` does, and draw new ones (20 minutes).
 
     Samples of the prior are judged by a convolutional classifier of the 324 letters: `confidence`
