@@ -251,8 +251,8 @@ def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     """Plot the counts by true number, and their reliability; see `accuracy_by_number`."""
     kinds: dict[str, dict[str, Numbers]] = {}
     for name, (true, doubt, right) in answers.items():
-        few = true <= MAX_TRAINED_DIGITS
-        for kind, here in {"0 to 2 digits": few, "3 to 5 digits": ~few}.items():
+        trained = true <= MAX_TRAINED_DIGITS
+        for kind, here in {"0 to 2 digits": trained, "3 to 5 digits": ~trained}.items():
             kinds.setdefault(kind, {})[name] = bin_by_doubt(doubt[here], 1 - right[here])
     fractions = counts_by_number(accuracy_by_number(answers), MAX_TRAINED_DIGITS)
     return {"by_number": fractions, "reliability": counts_reliability(kinds)}

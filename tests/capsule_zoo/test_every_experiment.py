@@ -139,6 +139,7 @@ SMALL_SIZES = {name: sizes_of(name) for name in ("part-whole", "stacked-capsule-
 CLUSTERS = in_module(
     "stacked_capsule_autoencoder.clusters",
     PROBED=40,
+    RUNS=("stacked-capsule-autoencoder-mnist",),
     TEST_IMAGES=20,
     SIZES=dict(reversed(SMALL_SIZES.items())),
 )
