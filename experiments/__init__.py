@@ -33,7 +33,6 @@ from capsule_zoo.data.registration import modules_outside, refuse_taken
 from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
-from capsule_zoo.experiments.study import choose as choose
 from capsule_zoo.experiments.training import create_untrained as create_untrained
 from capsule_zoo.experiments.training import load_or_train as load_or_train
 from capsule_zoo.experiments.training import train as train

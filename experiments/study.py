@@ -12,7 +12,7 @@ these go on from their last checkpoints (see `training.train`).
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,6 @@ import torch
 
 from capsule_zoo.data.progress import SECONDS_BETWEEN_LINES, Bar, track
 from capsule_zoo.experiments.options import Options
-from capsule_zoo.models.checks import check_known
 from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.runs.folder import note, read_metrics
 
@@ -111,13 +110,6 @@ def save_outcome(task: Callable[[Job], Any], job: Job) -> Any:
             note(folder, SECONDS, time.time() - began)
             note(folder, OUTCOME, metrics[OUTCOME])
     return metrics[OUTCOME]
-
-
-def choose(kind: str, names: Sequence[str], variants: Mapping[str, V]) -> dict[str, V]:
-    """Select variants by name; raise ValueError with the nearest names for an unknown name."""
-    for name in names:
-        check_known(kind, name, variants)
-    return {name: variants[name] for name in names}
 
 
 def side_by_side(

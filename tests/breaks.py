@@ -322,8 +322,8 @@ BREAKS = (
     Break(
         "scenes are learned from test scenes",
         "experiments/scenes/counts.py",
-        "train(entry, data, options, options.minutes or settings.length, checks=checks)",
-        "train(entry, data.test, options, options.minutes or settings.length, checks=checks)",
+        "train(entry, data, options, options.minutes or length, checks=checks)",
+        "train(entry, data.test, options, options.minutes or length, checks=checks)",
         "capsule_zoo/test_scenes_experiments.py",
     ),
     Break(

@@ -20,6 +20,7 @@ from capsule_zoo.zoo.capsule_network.figures import dimensions, reconstructions
 SHIFT = transforms.Shift(2)  # random shift of training images by pixels, as in the paper
 BLIND = 1000.0  # a pixel's standard deviation at which the image does not influence the capsules
 RATES = {"model": 1e-3, "guide": 5e-3}  # first learning rates of the decoder and the capsules
+IMAGES, EPOCHS = 10_000, 10  # training images of the ablation, and passes over them in an hour
 ROWS = {  # rows of the paper's table 1: iterations, and whether images are reconstructed
     "one_blind": ("uniform", False),
     "one_drawing": ("uniform", True),
@@ -69,28 +70,26 @@ def create_row(row: str, image_shape: tuple[int, int, int]) -> Entry:
     return entry.use_guide(routing)
 
 
-def learn(job: Job[tuple[int, int]]) -> float:
-    """Train the row that the job names, on some images for some epochs; return its test error."""
-    (images, epochs), options = job.variant, job.options
+def learn(job: Job[int]) -> float:
+    """Train the row that the job names for the job's epochs, and return its test error."""
+    options = job.options
     pyro.set_rng_seed(options.seed)
     data = load_dataset("mnist", root=options.data_root)
     entry = create_row(job.name, data.image_shape)
-    subset = replace(data, train=data.train[:images])
-    train(entry, subset, options, epochs=epochs, inputs=Inputs(SHIFT))
+    subset = replace(data, train=data.train[:IMAGES])
+    train(entry, subset, options, epochs=job.variant, inputs=Inputs(SHIFT))
     return error_rate(entry.model, entry.guide, data.test).value
 
 
 @experiment("capsule-network/ablation", data="mnist", minutes=60)
-def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: int = 10) -> Result:
+def ablation(options: Options, *, seeds: int = 3) -> Result:
     """Train with one and three iterations, with and without reconstruction (an hour).
 
     `error_<row>` is the mean test error over the seeds.
 
     Args:
         seeds: number of seeds of each row.
-        images: number of training images.
-        epochs: passes over the training images, in a full run of an hour.
     """
-    rows = dict.fromkeys(ROWS, (images, options.shorten_steps(epochs)))
+    rows = dict.fromkeys(ROWS, options.shorten_steps(EPOCHS))
     errors = Study(rows, seeds).run(learn, replace(options, minutes=None))
     return Result({"error": {name: mean_and_error(row) for name, row in errors.items()}})

@@ -6,8 +6,9 @@ through the capsule of that digit's class (Sabour, Frosst & Hinton 2017, arXiv 1
 6). A network without capsules that names the classes of pairs is the baseline.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import torch
@@ -31,6 +32,7 @@ from capsule_zoo.registry import Entry, load
 
 BORDER = 4  # pixels of the border around a digit, and of its largest shift
 SCATTER = transforms.Shift(BORDER)
+SIZES: Mapping[str, Any] = {"preset": "overlapping", **equal.VECTOR_CAPSULES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +69,6 @@ def different_pairs(split: Split, seed: int) -> Pairs:
     return Pairs(images[differ], split.labels[differ], others[differ], other_labels[differ])
 
 
-def missed_fraction(entry: Entry, scores: Callable[[Tensor], Tensor], pairs: Pairs) -> Number:
-    """Return the fraction of pairs whose two classes do not have an entry's highest scores."""
-    with torch.no_grad(), eval_mode(entry.model), eval_mode(entry.guide):
-        return pairs.missed_fraction(
-            torch.cat([scores(part) for part in pairs.overlays.split(500)])
-        )
-
-
 def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
     """Measure the reconstructions of single capsules of overlays, by the guide's `take_out`.
 
@@ -86,35 +80,23 @@ def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
     pairs = different_pairs(split, seed)
     pyro.set_rng_seed(seed)
     overlays = pairs.overlays
-    target_drawings = entry.guide.take_out(overlays, pairs.labels)
+    drawing = entry.guide.take_out(overlays, pairs.labels)
     other = entry.guide.take_out(overlays, pairs.other_labels)
-    drawn = {"own": target_drawings, "other": other, "pair": overlays}
+    rows = {"pair": overlays, "digit": pairs.images, "its capsule": drawing}
+    rows["other's capsule"] = other
+    drawn = {"own": drawing, "other": other, "pair": overlays}
     errors = {name: squared_error(images, pairs.images) for name, images in drawn.items()}
-    rows = {
-        "pair": overlays,
-        "digit": pairs.images,
-        "its capsule": target_drawings,
-        "other's capsule": other,
-    }
     preview = {name: images[:COLUMNS] for name, images in rows.items()}
     return errors, image_rows(preview, "Pairs of digits, and what single capsules draw of them")
 
 
-@dataclass(frozen=True)
-class Overlaid(equal.Search):
-    """The settings of the comparison on pairs: `Search`, and the number of test images.
-
-    Args:
-        images: number of test images that are paired; pairs of one class are left out.
-    """
-
-    rates: tuple[float, ...] = (3e-3, 1e-2)
-    tried: float = 0.25
-    images: int = 10_000
-
-
-@experiment("capsule-network/overlap", data="mnist", minutes=20)
-def overlap(options: Options, settings: Overlaid) -> Result:
+@experiment(
+    "capsule-network/overlap",
+    data="mnist",
+    minutes=20,
+    defaults=dict(rates=(3e-3, 1e-2), tried=0.25),
+)
+def overlap(options: Options, settings: equal.Search) -> Result:
     """Classify and separate overlapping digits, compared with an equal network (20 core-minutes).
 
     Digits lie on 36x36 pixels, shifted by up to 4. `cnn` has the stem and as many weights, and
@@ -122,13 +104,12 @@ def overlap(options: Options, settings: Overlaid) -> Result:
     the fraction of pairs of different digits whose two classes are not both found, a mean over the
     seeds. `squared_error` is of reconstructions of the first seed; see `take_out`.
     """
-    sizes = {"preset": "overlapping", **(settings.sizes or {"guide": {"channels": 16}})}
-    settings = replace(settings, sizes=sizes)
-    outcomes, tries, _ = equal.tune(learn_pairs, "capsule-network", settings, options, ["mnist"])
+    outcomes, tries, _ = equal.tune(
+        learn_pairs, "capsule-network", SIZES, settings, options, ["mnist"]
+    )
     numbers = means_of(outcomes)
     entry = load(Study(numbers).folders(options.within("trained"))["mnist-capsules"])
-    test = load_padded(options).test[: settings.images]
-    squares, figure = take_out(entry, test, options.seed)
+    squares, figure = take_out(entry, load_padded(options).test, options.seed)
     names = {"capsules": "mnist-capsules", "cnn": "mnist-plain"}
     errors = {name: equal.under(f"{key}-", tries) for name, key in names.items()}
     metrics: Metrics = {
@@ -145,11 +126,13 @@ def load_padded(options: Options) -> Dataset:
     return data.transform_images(lambda digits: F.pad(digits, (BORDER,) * 4))
 
 
-def learn_pairs(job: Job[equal.Task[Overlaid]]) -> Numbers:
+def learn_pairs(job: Job[equal.Task]) -> Numbers:
     """Train one network on pairs; return its error on pairs, and the facts of its training."""
-    data, seed = load_padded(job.options), job.options.seed
+    data, is_try = load_padded(job.options), job.variant.is_try
     entry, facts = equal.fit_network(job, data, SCATTER)
-    is_try, scores = job.variant.is_try, equal.reader_of(entry).scores
-    split = data.validation if is_try else data.test[: job.variant.settings.images]
-    error = missed_fraction(entry, scores, different_pairs(split, seed))
+    split = data.validation if is_try else data.test
+    pairs = different_pairs(split, job.options.seed)
+    with torch.no_grad(), eval_mode(entry.model), eval_mode(entry.guide):
+        scores = map(equal.reader_of(entry).scores, pairs.overlays.split(500))
+        error = pairs.missed_fraction(torch.cat([*scores]))
     return {"validation_error": error} if is_try else {"error": error, **facts}

@@ -1,6 +1,5 @@
 """The capsule RBM's likelihood and reconstruction (Li and Zhu 2019); see `energy` for the data."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +10,7 @@ from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment, train
 from capsule_zoo.experiments.common.energy import (
     DRAWN,
+    GAUSSIAN,
     load_standard_fashion,
     measure_mnist,
     reconstruction_error,
@@ -28,76 +28,56 @@ ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm"}
 FASHION: dict[str, dict] = {"capsules": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
 
 
-@dataclass(frozen=True)
-class Annealing:
-    """Settings of annealed log-likelihoods.
+ANNEALING = dict(temperatures=14_500, chains=100)
 
-    Args:
-        temperatures: number of temperatures of the annealing.
-        chains: number of annealed chains.
-    """
 
-    temperatures: int = 14_500
-    chains: int = 100
-
-    def log_likelihoods(self, entry: Entry, data: Dataset, options: Options) -> Numbers:
-        """Return the mean log p(x) of the test images; see `measurements.log_likelihoods`."""
-        likelihoods = measurements.log_likelihoods(
-            entry.model,
-            data.train.images,
-            data.test.images,
-            chains=self.chains,
-            temperatures=self.temperatures,
-            seed=options.seed,
-        )
-        return {
-            f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
-            for method, nats in likelihoods.items()
-        }
+def log_likelihoods(entry: Entry, data: Dataset, options: Options) -> Numbers:
+    """Return the mean log p(x) of the test images; see `measurements.log_likelihoods`."""
+    images = data.train.images, data.test.images
+    arguments: dict[str, Any] = {"seed": options.seed, **ANNEALING}
+    likelihoods = measurements.log_likelihoods(entry.model, *images, **arguments)
+    return {
+        f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
+        for method, nats in likelihoods.items()
+    }
 
 
 @experiment("capsule-rbm/mnist", minutes=30, of_runs=True)
-def mnist(options: Options, settings: Annealing) -> Result:
+def mnist(options: Options) -> Result:
     """Train 40 capsules of 16 with exact switches, and bracket log p on both sides (30 minutes)."""
-    return measure_mnist("capsule-rbm", options, settings.log_likelihoods)
+    return measure_mnist("capsule-rbm", options, log_likelihoods)
 
 
 @experiment("capsule-rbm/learning-curve", data="mnist")
-def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> Result:
-    """Measure reconstruction error by updates, on gray pixels as in the paper (some 4 minutes).
-
-    Args:
-        updates: numbers of updates after which the error is measured.
-    """
+def learning_curve(options: Options) -> Result:
+    """Measure reconstruction error by updates, on gray pixels as in the paper (some 4 minutes)."""
     data = load_dataset("mnist", root=options.data_root)
     parts = {"train": data.train.images[:10_000], "test": data.test.images}
     errors: dict[str, Numbers] = {}
     for name, of in ENTRIES.items():
         entry = create(of, image_shape=data.image_shape)
-        for begin, end in pairwise((0, *updates)):
+        for begin, end in pairwise((0, *UPDATES)):
             arguments: dict[str, Any] = dict(steps=end, pace=Pace("constant"), lr=0.02)
             earlier = f"{name}-{begin}" if begin else None
             train(entry, data, options, name=f"{name}-{end}", after=earlier, **arguments)
             for part, images in parts.items():
                 error = reconstruction_error(entry, images)
                 errors.setdefault(f"{part}_{name}", {})[str(end)] = error
-    lines = {n: (updates, [value for value, *_ in row.values()]) for n, row in errors.items()}
+    lines = {n: (UPDATES, [value for value, *_ in row.values()]) for n, row in errors.items()}
     figure = curves_on_log_scale(lines, "updates", "mean absolute error of a pixel", PAPER)
     table = Table(errors, names="reconstruction_error_{quantity}_{variant}")
     return Result({"error after updates": table}, {"": figure})
 
 
 @experiment("capsule-rbm/fashion", data="fashion-mnist", minutes=20)
-def fashion(options: Options, settings: Annealing) -> Result:
+def fashion(options: Options) -> Result:
     """Compare one Gaussian (an RBM) with a mixture of 2^20 Gaussians (20 minutes).
 
     Pixels are standardized. Errors are on the scale of the pixels, and nats are on the scale of
     the scores.
     """
     data, standard = load_standard_fashion(options)
-    families = dict(
-        visible_family="gaussian", hidden_family="gaussian", objective=dict(centered=False)
-    )
+    families = dict(**GAUSSIAN, objective=dict(centered=False))
     descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges
     figures: dict[str, Figure] = {}
     numbers: dict[str, Numbers] = {}
@@ -106,7 +86,7 @@ def fashion(options: Options, settings: Annealing) -> Result:
         entry = create(ENTRIES[name], image_shape=data.image_shape, **families, **sizes)
         train(entry, data, options, minutes, name=name, **descent)
         error = reconstruction_error(entry, data.test.images, standard.scale)
-        nats = settings.log_likelihoods(entry, data, options)
+        nats = log_likelihoods(entry, data, options)
         numbers[name] = {"reconstruction_error": error, **nats}
         drawn = pictures(entry, data.test.images[:DRAWN])
         figures |= {f"{name}_{key}": figure for key, figure in drawn.items()}

@@ -23,6 +23,7 @@ from capsule_zoo.inference.probes import Accuracy, Information, latents, probe_s
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry
 
+GAUSSIAN = dict(visible_family="gaussian", hidden_family="gaussian")  # for standardized pixels
 PROBED = 10_000  # number of images that a probe is fitted on
 DRAWN = 100  # number of images in figures
 SILENT = 0.01  # a switch that is on in a smaller fraction of the images is silent

@@ -3,14 +3,13 @@
 import fnmatch
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data import Split
 from capsule_zoo.inference import Comparison, evaluate, summarize
 from capsule_zoo.inference.sample_quality import Reading, frechet
 from capsule_zoo.records import Number, Numbers
@@ -118,54 +117,34 @@ def count_used_classes(classes: np.ndarray) -> Number:
     return single(np.exp(-(used * np.log(used)).sum()), len(classes))
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """Settings of experiments that bound log p(image) from below.
-
-    Args:
-        images: number of held-out images for the bounds.
-        particles: number of draws of the IWAE bound.
-    """
-
-    images: int = 1000
-    particles: int = 100
-
-    def bounds(self, entry: Entry, data: Dataset, seed: int) -> Numbers:
-        """Return the bounds on the first test images; see `held_out_bounds`."""
-        return held_out_bounds(entry, data.test[: self.images], self.particles, seed)
-
-
 def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
     """Return the bounds of a comparison's rows that are bounds, by quantity, then by row.
 
     The quantities are `elbo`, `iwae_<particles>`, `elbo_difference` and `TIGHTNESS`. The difference
     to the first bound is paired over images; the first bound has no difference.
     """
-    iwae = f"iwae_{table.attrs['num_particles']}"
-    columns = {"elbo": "elbo", iwae: "iwae", "elbo_difference": "elbo_difference"}
-    bounds = table[table["is_bound"]]
-    numbers: dict[str, Numbers] = {}
-    for quantity, column in columns.items():
-        rows = bounds.iloc[1:] if quantity == "elbo_difference" else bounds
-        for name, row in rows.iterrows():
-            number = float(row[column]), float(row[f"{column}_se"]), table.attrs["num_images"]
-            numbers.setdefault(quantity, {})[snake_case(name)] = number
-    return numbers | numbers_of_columns(bounds, {name: name for name in TIGHTNESS})
+    bounds, iwae = table[table["is_bound"]], f"iwae_{table.attrs['num_particles']}"
+    return {
+        **numbers_of_columns(bounds, {"elbo": "elbo", iwae: "iwae"}),
+        **numbers_of_columns(bounds.iloc[1:], {"elbo_difference": "elbo_difference"}),
+        **numbers_of_columns(bounds, {name: name for name in TIGHTNESS}),
+    }
 
 
 def numbers_of_columns(table: Comparison, columns: Mapping[str, str]) -> dict[str, Numbers]:
     """Return the finite numbers in columns of a comparison, by quantity, then by row.
 
-    The numbers have no standard errors.
+    A number has a standard error if the table has one in a column `<column>_se`.
 
     Args:
         columns: the column of each quantity.
     """
     numbers: dict[str, Numbers] = {}
     for quantity, column in columns.items():
-        for name, value in table[column].items():
-            if np.isfinite(value):
-                number = float(value), None, table.attrs["num_images"]
+        for name, row in table.iterrows():
+            if np.isfinite(row[column]):
+                error = float(row[f"{column}_se"]) if f"{column}_se" in row else None
+                number = float(row[column]), error, table.attrs["num_images"]
                 numbers.setdefault(quantity, {})[snake_case(name)] = number
     return numbers
 

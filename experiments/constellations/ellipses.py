@@ -32,12 +32,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error, means_of
+from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.records import Number, Table
 
 AXIS = 0.5  # standard deviation of each coordinate of an axis, in units of that of a center
-CURVES = ("exact", "network")
+SIGMA = 0.2  # standard deviation of the noise; a center's coordinates have 1 in an arrangement
+KINDS, ELLIPSES = 10, 5  # numbers of arrangements, and of ellipses of each
+UPDATES = 10_000  # updates of the network
+BATCH_SIZE = 128  # images of each update
+TEST_IMAGES = 5000  # test images for each number of ellipses
 CHUNK = 100  # images whose choices of ellipses are summed at once
 
 
@@ -89,9 +93,8 @@ class EllipseWorld:
         noise = torch.full(factor.shape[:-1], self.sigma**2, dtype=factor.dtype)
         likelihood = dist.LowRankMultivariateNormal(torch.zeros_like(noise), factor, noise)
         rows = images.to(factor).flatten(1)[:, None, None].split(CHUNK)
-        return torch.cat([likelihood.log_prob(chunk).logsumexp(-1) for chunk in rows]).log_softmax(
-            -1
-        )
+        evidence = torch.cat([likelihood.log_prob(chunk).logsumexp(-1) for chunk in rows])
+        return evidence.log_softmax(-1)
 
 
 class Messages(nn.Module):
@@ -115,17 +118,7 @@ class Messages(nn.Module):
 
 
 @experiment("constellations/ellipses", data="constellations", minutes=15)
-def ellipses(
-    options: Options,
-    *,
-    sigmas: tuple[float, ...] = (0.2,),
-    seeds: int = 3,
-    kinds: int = 10,
-    parts: int = 5,
-    updates: int = 10_000,
-    batch_size: int = 128,
-    tested: int = 5000,
-) -> Result:
+def ellipses(options: Options, *, seeds: int = 3) -> Result:
     """Tell objects from one to five ambiguous ellipses, exactly and by messages (15 minutes).
 
     `accuracy_exact_...` is that of the exact posterior, the largest that is possible, and
@@ -134,40 +127,30 @@ def ellipses(
     loses. Names end in the number of ellipses that are seen, and in the noise.
 
     Args:
-        sigmas: standard deviations of the noise; a center's coordinates have 1 in an arrangement.
         seeds: number of seeds.
-        kinds: number of arrangements.
-        parts: number of ellipses of each.
-        updates: number of updates of the network.
-        batch_size: images of each update.
-        tested: test images for each number of ellipses.
     """
-    worlds = {f"{sigma:g}": EllipseWorld.random(kinds, parts, sigma) for sigma in sigmas}
-    settings = dict(updates=options.shorten_steps(updates), batch_size=batch_size, tested=tested)
-    rows = means_of(Study(worlds, seeds).run(compare, options, **settings))
-    grids, panels = {}, {}
-    for noise, row in rows.items():
-        columns = {
-            quantity: {
-                visible: row[f"{quantity}_{visible}"] for visible in map(str, range(1, parts + 1))
-            }
-            for quantity in ("accuracy_exact", "accuracy_network", "lost")
-        }
-        grids[f"noise {noise}"] = Table(columns, "{quantity}_{variant}_" + noise.replace(".", ""))
-        panels[f"accuracy, noise {noise}"] = {k: columns[f"accuracy_{k}"] for k in CURVES}
-    return Result({**grids}, {"": number_curves(panels, "ellipses that are seen")})
+    study = Study({"world": EllipseWorld.random(KINDS, ELLIPSES, SIGMA)}, seeds)
+    outcomes = study.run(compare, options, updates=options.shorten_steps(UPDATES))["world"]
+    row, numbers = over_seeds(outcomes), [str(visible) for visible in range(1, ELLIPSES + 1)]
+    columns = {
+        quantity: {visible: row[f"{quantity}_{visible}"] for visible in numbers}
+        for quantity in ("accuracy_exact", "accuracy_network", "lost")
+    }
+    table = Table(columns, "{quantity}_{variant}_" + f"{SIGMA:g}".replace(".", ""))
+    curves = {name: columns[f"accuracy_{name}"] for name in ("exact", "network")}
+    panels = {f"accuracy, noise {SIGMA:g}": curves}
+    figure = number_curves(panels, "ellipses that are seen")
+    return Result({f"noise {SIGMA:g}": table}, {"": figure})
 
 
-def compare(
-    job: Job[EllipseWorld], *, updates: int, batch_size: int, tested: int
-) -> dict[str, Number]:
+def compare(job: Job[EllipseWorld], *, updates: int) -> dict[str, Number]:
     """Train a network, and compare its accuracy on new images with that of the posterior."""
     world, generator = job.variant, torch.Generator().manual_seed(job.options.seed)
     pyro.set_rng_seed(job.options.seed)
-    network = train_network(world, updates, batch_size, generator)
+    network = train_network(world, updates, generator)
     numbers = {}
     for visible in range(1, world.arrangements.shape[1] + 1):
-        images, kinds = world.draw(tested, visible, generator)
+        images, kinds = world.draw(TEST_IMAGES, visible, generator)
         exact = world.log_posterior(images)
         with torch.no_grad():
             learned = network(images.float()).log_softmax(-1)
@@ -180,16 +163,14 @@ def compare(
     return numbers
 
 
-def train_network(
-    world: EllipseWorld, updates: int, batch_size: int, generator: torch.Generator
-) -> Messages:
+def train_network(world: EllipseWorld, updates: int, generator: torch.Generator) -> Messages:
     """Train a network to tell kinds from any number of ellipses, on new images."""
     kinds, parts, size = world.arrangements.shape
     network = Messages(size, kinds)
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
     for update in range(updates):
-        images, labels = world.draw(batch_size, 1 + update % parts, generator)
+        images, labels = world.draw(BATCH_SIZE, 1 + update % parts, generator)
         optimizer.zero_grad()
         F.cross_entropy(network(images.float()), labels).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 10.0)

@@ -37,14 +37,16 @@ from capsule_zoo.zoo.constellations.figures import MAX_SCENES, scene_rows, templ
 
 TIMED = 512  # scenes whose parsing is timed
 PROPOSALS = 32  # samples of the set transformer that are compared
-PUBLISHED = "01"  # name of the noise whose entry is kept
+SIGMAS = (0.0, 0.1, 0.25)  # standard deviations of noise on the templates of the scenes
+PUBLISHED = 0.1  # noise whose entry is kept, and on which parsing is timed
+UPDATES = 6400  # updates of the set transformer
+PARSED_SCENES = 256  # scenes of each noise that are parsed with learned templates
+EXAMPLES = 256  # unlabeled scenes from which templates are learned, and samples of an update
 RIGHT = 1 - 1e-6  # accuracy above which a scene is entirely right
 
 
 @experiment("constellations/parse", data="constellations")
-def parse(
-    options: Options, *, scenes: int = 8192, sigmas: tuple[float, ...] = (0.0, 0.1, 0.25)
-) -> Result:
+def parse(options: Options, *, scenes: int = 8192) -> Result:
     """Parse scenes of points by exact inference, RANSAC and two variants of EM (ten minutes).
 
     `segmentation` is the fraction of points with the right object, where equal squares may be
@@ -59,13 +61,12 @@ def parse(
 
     Args:
         scenes: number of scenes for each noise.
-        sigmas: standard deviations of noise on the templates.
     """
     grids: dict[str, Table] = {}
     ceilings: dict[str, Numbers] = {}
     speed: Numbers = {}
     figures: dict[str, Figure] = {}
-    for sigma in sigmas:
+    for sigma in SIGMAS:
         suffix, drawn = name_noise(sigma), draw_scenes(scenes, sigma, seed=options.seed)
         model = create("constellations", sigma=sigma).model.double()
         distribution = model.distribution()
@@ -73,16 +74,15 @@ def parse(
         parses: dict[str, Matchings] = {}
         for name, make_guide in GUIDES.items():
             parses[name], seconds = time_parse(make_guide(model), drawn)
-            if suffix == "01":
+            if sigma == PUBLISHED:
                 speed[name] = (seconds, None, TIMED)
         grids[f"noise {sigma:g}"] = compare_with_truth(parses, drawn, distribution.kinds, suffix)
         options.say("The exact posterior's own accuracy")
         ceilings[suffix] = expected_accuracy(distribution, drawn.points)
         title = f"Scenes with noise {sigma:g}, as each guide parses them"
-        figures[f"noise_{suffix}"] = plot_hard_scenes(
-            distribution, distribution, parses, drawn, title
-        )
-        if suffix == "025":
+        pair = distribution, distribution
+        figures[f"noise_{suffix}"] = plot_hard_scenes(*pair, parses, drawn, title)
+        if sigma == max(SIGMAS):
             figures["ambiguous"] = plot_two_readings(distribution, drawn)
     metrics: Metrics = {
         **grids,
@@ -177,12 +177,8 @@ def plot_two_readings(distribution: SceneDistribution, scenes: Scenes) -> Figure
     readings = {"first reading": first, "second reading": second}
     rows = ratio.argsort(descending=True)[:MAX_SCENES]
     title = "Scenes with two readings that are nearly as likely as each other"
-    return scene_rows(
-        distribution,
-        scenes.points[rows],
-        label_alike(readings, scenes[rows], rows, distribution),
-        title,
-    )
+    labels = label_alike(readings, scenes[rows], rows, distribution)
+    return scene_rows(distribution, scenes.points[rows], labels, title)
 
 
 def label_alike(
@@ -234,15 +230,7 @@ def count_absent_as_right(accuracy: Tensor, present: Tensor) -> Tensor:
 
 
 @experiment("constellations/learned", data="constellations")
-def learn_and_parse(
-    options: Options,
-    *,
-    scenes: int = 256,
-    sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
-    examples: int = 256,
-    updates: int = 6400,
-    batch_size: int = 256,
-) -> Result:
+def learn_and_parse(options: Options) -> Result:
     """Learn templates and noise from unlabeled scenes, and a set transformer (8 minutes a noise).
 
     Templates are learned by exact EM. `exact`, `ransac` and `sinkhorn` parse with what was learned.
@@ -250,18 +238,10 @@ def learn_and_parse(
     compares 32 of its samples by their evidence. Measures are defined in `constellations/parse`.
     `learned_noise` is the noise that was learned, `learning` and `training` are seconds of one core
     for the templates and for the set transformer.
-
-    Args:
-        scenes: number of parsed scenes for each noise.
-        sigmas: standard deviations of noise on the templates of the scenes.
-        examples: unlabeled scenes from which templates are learned.
-        updates: number of updates of the set transformer.
-        batch_size: samples of the model for each update.
     """
-    noises = {name_noise(sigma): sigma for sigma in sigmas}
+    noises = {name_noise(sigma): sigma for sigma in SIGMAS}
     study = Study(noises)
-    arguments = dict(examples=examples, updates=updates, batch_size=batch_size)
-    outcomes, folders = study.run(learn, options, **arguments), study.folders(options)
+    outcomes, folders = study.run(learn, options), study.folders(options)
     metrics: dict[str, Table] = {}
     figures, distributions = {}, {}
     truth = create("constellations").model.distribution()
@@ -269,24 +249,21 @@ def learn_and_parse(
         title = f"noise {sigma:g}"
         options.say(f"Parsing scenes with {title}")
         entry = load(folders[suffix])
-        drawn = draw_scenes(scenes, sigma, seed=options.seed)
+        drawn = draw_scenes(PARSED_SCENES, sigma, seed=options.seed)
         parses = {n: guide.parse(drawn.points) for n, guide in learned_guides(entry).items()}
         metrics[title] = compare_with_truth(parses, drawn, truth.kinds, suffix)
         distributions[title] = entry.model.distribution()
         caption = f"Scenes with {title}, parsed with learned templates"
-        figures[f"noise_{suffix}"] = plot_hard_scenes(
-            distributions[title], truth, parses, drawn, caption
-        )
+        pair = distributions[title], truth
+        figures[f"noise_{suffix}"] = plot_hard_scenes(*pair, parses, drawn, caption)
     numbers = {s: {q: single(v) for q, v in row.items()} for s, (row,) in outcomes.items()}
     metrics["learning, noise"] = Table(group_by_quantity(numbers))
-    figures["templates"] = template_rows(
-        distributions, "Templates that were learned, with their noise"
-    )
-    published_entry = load(folders[PUBLISHED]) if PUBLISHED in folders else None
-    return Result({**metrics}, figures, None, published_entry)
+    title = "Templates that were learned, with their noise"
+    figures["templates"] = template_rows(distributions, title)
+    return Result({**metrics}, figures, None, load(folders[name_noise(PUBLISHED)]))
 
 
-def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> dict[str, float]:
+def learn(job: Job[float]) -> dict[str, float]:
     """Learn templates and then train the set transformer; return the noise and the seconds.
 
     The job's variant is the noise on the templates, which is not given to the model.
@@ -294,14 +271,13 @@ def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> d
     options = job.options
     pyro.set_rng_seed(options.seed)
     entry = create("constellations", learned=True).use_guide("amortized")
-    drawn = draw_scenes(max(examples, batch_size), job.variant, seed=options.seed + 1)
-    points = drawn.points.float()
+    drawn = draw_scenes(EXAMPLES, job.variant, seed=options.seed + 1)
+    split = Split(drawn.points.float(), drawn.present.sum(1))
     began = time.process_time()
-    learn_from(entry.model, points[:examples], options.seed)
+    learn_from(entry.model, split.images, options.seed)
     learning = time.process_time() - began
-    split = Split(points[:batch_size], drawn.present[:batch_size].sum(1))
-    arguments: dict[str, Any] = dict(objective=SleepPhase(), freeze="model", batch_size=batch_size)
-    train(entry, split, options, **arguments, epochs=None, **options.limit(updates))
+    arguments: dict[str, Any] = dict(objective=SleepPhase(), freeze="model", batch_size=EXAMPLES)
+    train(entry, split, options, **arguments, epochs=None, **options.limit(UPDATES))
     return {
         "learned_noise": entry.model.log_sigma.exp().item(),
         "learning": learning,

@@ -14,7 +14,7 @@ everywhere. Values are means over the seeds, each with its standard error. The a
 100,000 updates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,16 +25,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
-from capsule_zoo.experiments import (
-    Job,
-    Options,
-    Result,
-    Study,
-    choose,
-    create_untrained,
-    experiment,
-    train,
-)
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import group_by_quantity, mean_and_error, single
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
@@ -46,6 +37,8 @@ from capsule_zoo.registry import Entry, load, save_entry
 Line = tuple[tuple[float, ...], ...]
 Errors = dict[str, np.ndarray]  # by line: (rare classes, points), or (seeds, rare classes, points)
 RARE = (4, 9)  # classes that are trained on a separate range of requests
+STEPS = 20_000  # updates of every run, unless minutes are given
+IMAGES = 300  # test images of each rare class
 DIGIT = 28
 
 
@@ -83,7 +76,6 @@ ROTATED = Protocol(Rotations(), (-180, 180), (-45, 45), {"circle": ANGLES})
 SHIFTED = Protocol(Shifts(20), (-20, 20), (-5, 5), SHIFTS, border=20)
 PROTOCOLS: dict[str, Protocol] = {
     "shift": SHIFTED,
-    "shift-beyond": replace(SHIFTED, usual=(-10, 10), rare=(-10, 10)),
     "rotate": ROTATED,
     "one-shot": replace(
         ROTATED, rare=(18, 18), lines={"circle": tuple(sorted((*ANGLES, (18.0,))))}
@@ -94,12 +86,12 @@ PROTOCOLS: dict[str, Protocol] = {
 
 @dataclass(frozen=True)
 class Decoder:
-    """A trained pair: an entry, or a preset of it, under one of its guides."""
+    """An entry, or a preset of it, with settings, and the first learning rate of long runs."""
 
     entry: str
-    guide: str = "deterministic"
     sizes: Mapping[str, Any] = field(default_factory=dict)
     preset: str | None = None
+    lr: float = 3e-3
 
     def preset_for(self, requests: Requests) -> str | None:
         """Return the settings of the preset for requests; by default entries render rotations."""
@@ -109,137 +101,95 @@ class Decoder:
 
 CONVOLUTIONAL = {"hidden": 256}
 LINEAR = {"motion": "linear"}
-LONG = {"latent": 128}  # numbers of a code, by default 20
+CONTINUOUS: dict[str, Any] = dict(preset="continuous", lr=1e-3)  # at .003 images stay blank
 DECODERS = {
-    "autoencoder": Decoder("conditional-autoencoder", sizes=CONVOLUTIONAL),
+    "autoencoder": Decoder("conditional-autoencoder", CONVOLUTIONAL),
     "autoencoder_linear": Decoder(
-        "conditional-autoencoder", sizes={**CONVOLUTIONAL, "decoder": "linear"}
+        "conditional-autoencoder", {**CONVOLUTIONAL, "decoder": "linear"}
     ),
-    "autoencoder_long": Decoder("conditional-autoencoder", sizes={**CONVOLUTIONAL, **LONG}),
-    "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
-    "broadcast": Decoder("conditional-autoencoder", preset="broadcast"),
     "digit_capsules": Decoder("generative-capsnet"),
-    "continuous": Decoder("generative-capsnet", preset="continuous"),
-    "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
-    "continuous_linear": Decoder("generative-capsnet", sizes=LINEAR, preset="continuous"),
-    "continuous_long": Decoder("generative-capsnet", sizes=LONG, preset="continuous"),
+    "continuous": Decoder("generative-capsnet", **CONTINUOUS),
+    "digit_capsules_linear": Decoder("generative-capsnet", LINEAR),
+    "continuous_linear": Decoder("generative-capsnet", LINEAR, **CONTINUOUS),
 }
 ENCODER: dict[str, Any] = dict(channels=32, hidden=256)
-FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)  # arguments with the fastest training
-RATES = dict.fromkeys(  # learning rates; at .003 images stay blank
-    ("continuous", "continuous_linear", "continuous_long"), 1e-3
-)
-SHIFTED_DECODERS = (
-    *("autoencoder", "autoencoder_linear"),
-    *("digit_capsules", "continuous", "digit_capsules_linear"),
-)
-ROTATED_DECODERS = (*SHIFTED_DECODERS, "continuous_linear")
-
-
-@dataclass(frozen=True)
-class Trainings:
-    """Settings of an experiment on requests.
-
-    Args:
-        decoders: names of the decoders that are trained.
-        seeds: number of seeds for each decoder.
-        steps: updates of every run, unless minutes are given, which are divided among the runs.
-        images: number of test images of each rare class.
-    """
-
-    decoders: tuple[str, ...] = ROTATED_DECODERS
-    seeds: int = 1
-    steps: int = 20_000
-    images: int = 300
-
-    def __post_init__(self) -> None:
-        choose("decoder", self.decoders, DECODERS)
-
-
-@dataclass(frozen=True)
-class Lengths(Trainings):
-    """Settings of long runs: `Trainings`, and the requests.
-
-    Args:
-        protocols: names of the families and ranges of requests.
-    """
-
-    protocols: tuple[str, ...] = ("rotate", "one-shot", "rotate-beyond")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("protocol", self.protocols, PROTOCOLS)
-
-
-@experiment("generative-capsnet/at-length", data="mnist")
-def run_long(options: Options, settings: Lengths) -> Result:
-    """Rotate digits beyond training in three ways, after 20,000 updates (120 core-minutes)."""
-    return compare_decoders(options, settings)
-
-
-@experiment(
-    "generative-capsnet/shift-at-length",
-    data="mnist",
-    defaults=dict(protocols=("shift",), decoders=SHIFTED_DECODERS),
-)
-def shift_at_length(options: Options, settings: Lengths) -> Result:
-    """Shift 4 and 9 beyond training, after 20,000 updates (100 core-minutes)."""
-    return compare_decoders(options, settings)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The training of one decoder: the requests, the settings, a guide if not its usual one.
+    """The training of one decoder for some updates, unless minutes are given.
 
     `fitting` replaces the entry's own arguments of `fit`.
     """
 
     decoder: str
     protocol: Protocol
-    settings: Trainings
-    guide: str | None = None
+    steps: int
+    guide: str = "deterministic"
     fitting: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compare_decoders(options: Options, settings: Lengths) -> Result:
+@experiment("generative-capsnet/at-length", data="mnist")
+def run_long(options: Options, *, seeds: int = 1) -> Result:
+    """Rotate digits beyond training in three ways, after 20,000 updates (120 core-minutes).
+
+    Args:
+        seeds: number of seeds for each decoder.
+    """
+    protocols = "rotate", "one-shot", "rotate-beyond"
+    return compare_decoders(options, protocols, [*DECODERS], seeds)
+
+
+@experiment("generative-capsnet/shift-at-length", data="mnist")
+def shift_at_length(options: Options, *, seeds: int = 1) -> Result:
+    """Shift 4 and 9 beyond training, after 20,000 updates (100 core-minutes).
+
+    Args:
+        seeds: number of seeds for each decoder.
+    """
+    decoders = [name for name in DECODERS if name != "continuous_linear"]
+    return compare_decoders(options, ("shift",), decoders, seeds)
+
+
+def compare_decoders(
+    options: Options, protocols: Sequence[str], decoders: Sequence[str], seeds: int
+) -> Result:
     """Train every decoder on every protocol from every seed, and measure their errors."""
     tasks = {
         f"{name}-{decoder}": Task(
             decoder,
             PROTOCOLS[name],
-            settings,
-            fitting={**FAST, **({"lr": RATES[decoder]} if decoder in RATES else {})},
+            STEPS,
+            fitting={"lr": DECODERS[decoder].lr, "batch_size": 32},  # the fastest training
         )
-        for name in settings.protocols
-        for decoder in settings.decoders
+        for name in protocols
+        for decoder in decoders
     }
-    study = Study(tasks, settings.seeds)
+    study = Study(tasks, seeds)
     outcomes = study.run(learn, options)
     entries = {key: load(folder) for key, folder in study.folders(options).items()}
     metrics: dict[str, Table] = {}
     training: dict[str, Numbers] = {}
     figures: dict[str, Figure] = {}
-    for name in settings.protocols:
+    for name in protocols:
         protocol, prefix = PROTOCOLS[name], name.replace("-", "_")
         data = load_on_canvas(protocol, options)
-        blank = errors_of_rare(None, data, protocol, settings.images)
-        decoders = {
-            decoder_name: entries[f"{name}-{decoder_name}"] for decoder_name in settings.decoders
-        }
+        blank = errors_of_rare(None, data, protocol)
         errors: dict[str, Errors] = {}
-        for decoder, entry in decoders.items():
+        for decoder in decoders:
             runs = outcomes[f"{name}-{decoder}"]
             errors[decoder] = {
                 line: np.stack([run["errors"][line] for run in runs]) for line in protocol.lines
             }
             training[f"{prefix}_{decoder}"] = {
                 "steps": mean_and_error([float(run["steps"]) for run in runs]),
-                "parameters": single(entry.model.num_parameters),
+                "parameters": single(entries[f"{name}-{decoder}"].model.num_parameters),
             }
         for title, table in error_tables(errors, blank, protocol, prefix).items():
             metrics[f"{name}, {title}"] = table
         figures[prefix] = plot_errors(errors, blank, protocol)
-        figures[f"{prefix}_painted"] = plot_paintings(decoders, data, protocol)
+        decoder_entries = {decoder: entries[f"{name}-{decoder}"] for decoder in decoders}
+        figures[f"{prefix}_painted"] = plot_paintings(decoder_entries, data, protocol)
     metrics["training"] = Table(group_by_quantity(training), names="{variant}_{quantity}")
     return Result(metrics, figures, None, next(iter(entries.values())))
 
@@ -247,7 +197,7 @@ def compare_decoders(options: Options, settings: Lengths) -> Result:
 def learn(job: Job[Task]) -> dict[str, Any]:
     """Train one decoder and save it; return its steps, and its errors on the rare classes."""
     task, options = job.variant, job.options
-    decoder, protocol, settings = DECODERS[task.decoder], task.protocol, task.settings
+    decoder, protocol = DECODERS[task.decoder], task.protocol
     data = load_on_canvas(protocol, options)
     entry = create_untrained(
         decoder.entry,
@@ -256,16 +206,15 @@ def learn(job: Job[Task]) -> dict[str, Any]:
         preset=decoder.preset_for(protocol.requests),
         guide={"window": (DIGIT, DIGIT), **ENCODER},
         **decoder.sizes,
-    ).use_guide(task.guide or decoder.guide)
+    ).use_guide(task.guide)
     ranges = [protocol.rare if c in RARE else protocol.usual for c in range(data.num_classes)]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
-    arguments: dict[str, Any] = {**task.fitting, **options.limit(settings.steps)}
-    steps = train(
-        requested, data, options, name="run", inputs=Inputs(labels=True), **arguments
-    ).steps
+    arguments: dict[str, Any] = {**task.fitting, **options.limit(task.steps)}
+    inputs = Inputs(labels=True)
+    steps = train(requested, data, options, name="run", inputs=inputs, **arguments).steps
     if options.runs:
         save_entry(entry, options.runs, data=data.name, seed=options.seed)
-    errors = errors_of_rare(entry, data, protocol, settings.images)
+    errors = errors_of_rare(entry, data, protocol)
     return {"steps": steps, "errors": {line: values.tolist() for line, values in errors.items()}}
 
 
@@ -276,16 +225,14 @@ def load_on_canvas(protocol: Protocol, options: Options) -> Dataset:
 
 
 @torch.no_grad()
-def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol, images: int) -> Errors:
+def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol) -> Errors:
     """Measure errors on test images of the rare classes, along every line of requests.
 
-    Args:
-        entry: the entry that draws the images; None for black images.
-        images: number of images of each class.
+    Without an entry the errors are of black images.
     """
     results: dict[str, list] = {line: [] for line in protocol.lines}
     for digit in RARE:
-        digits = data.test.images[data.test.labels == digit][:images]
+        digits = data.test.images[data.test.labels == digit][:IMAGES]
         latents = entry and entry.guide.expectations(digits)
         for line, points in protocol.lines.items():
             errors = []

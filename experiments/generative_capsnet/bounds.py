@@ -6,7 +6,7 @@ log p(image), a prior to draw from, and a posterior over the angle of an image. 
 VAE, with an equal encoder, is compared with the capsules.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -27,7 +27,6 @@ from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     RARE,
     ROTATED,
     Task,
-    Trainings,
     learn,
     load_on_canvas,
     sample_requests,
@@ -39,58 +38,37 @@ from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 
 CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous_linear")
+NAMES = {"vae": "autoencoder", **{name: name for name in CAPSNETS}}  # names of the decoders
 EVERY_ANGLE = replace(ROTATED, rare=ROTATED.usual)
+STEPS = 3000  # updates of every run, unless minutes are given
+BOUND_IMAGES, PARTICLES = 1000, 100  # test images for the bounds, draws of the IWAE bound
+ROTATED_IMAGES = 60  # images whose angle is inferred
 DREAMS = 6
 
 
-@dataclass(frozen=True)
-class Bounds(Trainings):
-    """Settings of the experiment on bounds: `Trainings`, and numbers of measured images.
-
-    Args:
-        decoders: names of the decoders that are trained, a capsule network among them.
-        seeds: number of seeds; only the first is measured.
-        images: number of test images of each of the classes 4 and 9, for the error at all angles.
-        inferred: number of images whose angle is inferred.
-        bounded: number of test images for the bounds.
-        particles: number of draws of the IWAE bound.
-    """
-
-    decoders: tuple[str, ...] = ("vae", *CAPSNETS)
-    steps: int = 3000
-    inferred: int = 60
-    bounded: int = 1000
-    particles: int = 100
-
-
 @experiment("generative-capsnet/mnist")
-def mnist(options: Options, settings: Bounds) -> Result:
+def mnist(options: Options) -> Result:
     """Bound log p of digits at every angle under the variational guide (35 core-minutes).
 
     Bounds are on plain test images. The capsule network with the highest bound is kept.
     """
     data = load_on_canvas(EVERY_ANGLE, options)
-    tasks = {n: Task(n, EVERY_ANGLE, settings, "variational") for n in settings.decoders}
-    study = Study({f"every-angle-{name}": task for name, task in tasks.items()}, settings.seeds)
+    study = Study({n: Task(d, EVERY_ANGLE, STEPS, "variational") for n, d in NAMES.items()})
     runs = study.run(learn, options)
-    folders = study.folders(options)
-    entries = {name: load(folders[f"every-angle-{name}"]) for name in tasks}
+    entries = {name: load(folder) for name, folder in study.folders(options).items()}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
-    table = compare(
-        pairs, data.test[: settings.bounded], num_particles=settings.particles, seed=options.seed
-    )
+    table = compare(pairs, data.test[:BOUND_IMAGES], num_particles=PARTICLES, seed=options.seed)
     bounds = bounds_of_rows(table)
     measures: dict[str, Numbers] = {}
     for name, entry in entries.items():
-        run = runs[f"every-angle-{name}"][0]
+        (run,) = runs[name]
         options.say(f"Inferring by {name} how images were rotated")
         measures[name] = {
             "updates": single(run["steps"]),
             "error_all_angles": single(np.mean(run["errors"]["circle"])),
-            "inferred_degrees": inferred_angles(entry, data, options, settings.inferred),
+            "inferred_degrees": inferred_angles(entry, data, options),
         }
-    capsnets = [name for name in CAPSNETS if name in entries]
-    best = entries[max(capsnets, key=lambda name: bounds["elbo"][name][0])]
+    best = entries[max(CAPSNETS, key=lambda name: bounds["elbo"][name][0])]
     figures = pictures(best, data.test.images)
     figures["dreams"] = plot_dreams(best, sample_requests(data, EVERY_ANGLE), options.seed)
     preview = data.test.images[:COLUMNS]
@@ -103,14 +81,14 @@ def mnist(options: Options, settings: Bounds) -> Result:
     return Result({**bounds, **group_by_quantity(measures)}, figures, table, best)
 
 
-def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) -> Number:
+def inferred_angles(entry: Entry, data: Dataset, options: Options) -> Number:
     """Return the median error, in degrees, of the angles inferred from rotated test images.
 
-    Args:
-        number: number of images, which are of the usual classes.
+    The images are of the usual classes.
     """
     usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
-    _, angles, inferred = rotate_and_infer(entry, data.test.images[usual][:number], options.seed)
+    images = data.test.images[usual][:ROTATED_IMAGES]
+    _, angles, inferred = rotate_and_infer(entry, images, options.seed)
     error = ((inferred - angles + 180) % 360 - 180).abs()
     return median_and_error(error.squeeze(1), seed=options.seed)
 

@@ -9,7 +9,7 @@ reach, on the straight line between two measurements.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +32,6 @@ from capsule_zoo.experiments.zoo.equal_network import (
 from capsule_zoo.figures.curves import legend_below, number_curves, plain_numbers
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm
-from capsule_zoo.models.checks import check_known
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry
 
@@ -48,43 +47,23 @@ LABELS = {"capsules": "matrix capsules", "cnn": "CNN of equal size"}
 TICKS = 0.03, 0.05, 0.1, 0.2, 0.3, 0.5  # ticks of the axis of familiar errors
 WIDE_TICKS = 0.001, 0.01, 0.1  # its ticks where an error is below .01
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
+SIZE = 32  # height and width of the views in pixels
+# Numbers of familiar and of novel test views, and of training views that validate the search
+NUM_VIEWS = {"toys3d": 2000, "letter-views": 1000}
+CHECKS = 8  # measurements during a training run; the i-th comes after (i / 8)^2 of the time
+ATTACKED_VIEWS = 200  # number of familiar views under attack
+ATTACKS = {  # largest changes of a pixel, and the number of steps
+    "fgsm": ((0.0, 0.01, 0.02, 0.04), 1),
+    "iterated": ((0.01, 0.02), 5),
+}
+DEFAULTS: dict[str, Any] = dict(defaults=dict(decays=(0.0,), tried=0.25))  # of the search
 Run = tuple[str, str, int]  # network, factor, seed
 Point = Mapping[str, float]  # error rates at one time of a training, by name
 
 
-@dataclass(frozen=True)
-class Trainings(Search):
-    """Settings of an experiment on viewpoints: `Search` on familiar views, and measurements.
-
-    Args:
-        data: data set of the views, "toys3d" or "letter-views".
-        size: height and width of the views in pixels.
-        checks: number of measurements during each training run; measurement i of n comes after
-            (i / n)^2 of the time.
-        views: number of familiar and of novel test views, and of the training views that validate
-            the search.
-        attacked: number of familiar views under attack.
-        epsilons: largest changes of a pixel by the attack of one step (FGSM).
-        iterated: largest changes by the attack of several steps.
-        attack_steps: number of these steps.
-    """
-
-    decays: tuple[float, ...] = (0.0,)
-    tried: float = 0.25
-    data: str = "toys3d"
-    size: int = 32
-    checks: int = 8
-    views: int = 2000
-    attacked: int = 200
-    epsilons: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04)
-    iterated: tuple[float, ...] = (0.01, 0.02)
-    attack_steps: int = 5
-
-
-def load_views(settings: Trainings) -> tuple[Views, Views]:
-    """Load the training and test views of the settings' data set."""
-    check_known("data", settings.data, SETS)
-    data = SETS[settings.data](settings.size)
+def load_views(name: str) -> tuple[Views, Views]:
+    """Load the training and test views of a data set."""
+    data = SETS[name](SIZE)
     return data.train, data.test
 
 
@@ -98,70 +77,52 @@ def choose_images(split: Split, number: int) -> Split:
     return split[torch.randperm(len(split), generator=seeded_generator(5))[:number]]
 
 
-def split_views(task: Task[Trainings]) -> tuple[Split, Views]:
+def split_views(task: Task, data: str) -> tuple[Split, Views]:
     """Return the familiar training views of a task's factor, and all test views."""
-    train_views, test_views = load_views(task.settings)
-    familiar = {task.data: FAMILIAR[task.settings.data][task.data]}
-    return train_views.select(**familiar).split(task.settings.size), test_views
+    train_views, test_views = load_views(data)
+    return train_views.select(**{task.data: FAMILIAR[data][task.data]}).split(SIZE), test_views
 
 
-def learn(job: Job[Task[Trainings]]) -> dict[str, Any]:
-    """Train one network on familiar views; see `try_setting` and `measure_path`.
+def learn(job: Job[Task], *, data: str) -> dict[str, Any]:
+    """Train one network on familiar views, and measure it.
 
-    The data of the job's task is the factor that makes the held-out views novel.
+    The data of the job's task is the factor that makes held-out views of the data set novel. A try
+    returns the error on left-out familiar training views; other tasks return the `path` of errors
+    during training, and under attack.
     """
-    return try_setting(job) if job.variant.is_try else {"path": measure_path(job)}
-
-
-def try_setting(job: Job[Task[Trainings]]) -> Numbers:
-    """Train with one setting; return the error on left-out familiar training views."""
-    task, options = job.variant, job.options
-    views, test_views = split_views(task)
+    task, options, number = job.variant, job.options, NUM_VIEWS[data]
+    views, test_views = split_views(task, data)
     entry = create_network(views, task, options, len(test_views.classes))
-    mixed = choose_images(views, len(views))
-    left_out, rest = mixed[: task.settings.views], mixed[task.settings.views :]
-    train(entry, rest, options, options.budget, pace=Pace("constant"), **training_of(task))
-    return {"validation_error": error_rate(entry.model, entry.guide, left_out)}
-
-
-def measure_path(job: Job[Task[Trainings]]) -> list[dict[str, float]]:
-    """Measure one network several times during its training, and under attack."""
-    task, options, settings = job.variant, job.options, job.variant.settings
-    views, test_views = split_views(task)
-    familiar = FAMILIAR[settings.data][task.data]
+    arguments: dict[str, Any] = {"pace": Pace("constant"), **training_of(task)}
+    if task.is_try:
+        mixed = choose_images(views, len(views))
+        train(entry, mixed[number:], options, options.budget, **arguments)
+        return {"validation_error": error_rate(entry.model, entry.guide, mixed[:number])}
+    familiar = FAMILIAR[data][task.data]
     values = familiar, novel_values(test_views, task.data, familiar)
-    splits = [
-        test_views.select(**{task.data: factor_values}).split(settings.size)
-        for factor_values in values
-    ]
-    tested = [choose_images(split, settings.views) for split in splits]
-    entry = create_network(views, task, options, len(test_views.classes))
-    subset, path = tested[0][: settings.attacked], []
-    for check in range(1, settings.checks + 1):
-        minutes = options.budget * (check / settings.checks) ** 2
-        earlier = f"check-{check - 1}" if check > 1 else None
-        arguments: dict[str, Any] = dict(
-            pace=Pace("constant"), name=f"check-{check}", after=earlier
-        )
-        train(entry, views, options, minutes, **arguments, **training_of(task))
+    splits = [test_views.select(**{task.data: levels}).split(SIZE) for levels in values]
+    tested, path = [choose_images(split, number) for split in splits], []
+    for check in range(1, CHECKS + 1):
+        minutes = options.budget * (check / CHECKS) ** 2
+        name, earlier = f"check-{check}", f"check-{check - 1}" if check > 1 else None
+        train(entry, views, options, minutes, name=name, after=earlier, **arguments)
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
         if task.data == "azimuth":
-            point |= errors_under_attack(entry, subset, settings)
+            point |= errors_under_attack(entry, tested[0][:ATTACKED_VIEWS])
         path.append(point)
-    return path
+    return {"path": path}
 
 
-def errors_under_attack(entry: Entry, split: Split, settings: Trainings) -> dict[str, float]:
+def errors_under_attack(entry: Entry, split: Split) -> dict[str, float]:
     """Return a network's errors under attacks, by name and size in thousandths of a pixel."""
-    attacks = {f"fgsm_{round(1000 * size)}_error": (size, 1) for size in settings.epsilons}
-    for size in settings.iterated:
-        attacks[f"iterated_{round(1000 * size)}_error"] = size, settings.attack_steps
-    pair = entry.model, entry.guide
-    return {
-        name: error_rate(*pair, fgsm(entry.model, split, size, steps=steps)).value
-        for name, (size, steps) in attacks.items()
-    }
+    errors = {}
+    for name, (sizes, steps) in ATTACKS.items():
+        for size in sizes:
+            attacked = fgsm(entry.model, split, size, steps=steps)
+            error = error_rate(entry.model, entry.guide, attacked).value
+            errors[f"{name}_{round(1000 * size)}_error"] = error
+    return errors
 
 
 def match(paths: Mapping[str, Sequence[Point]]) -> dict[str, Point]:
@@ -183,22 +144,17 @@ def crossing(path: Sequence[Point], familiar: float) -> Point:
     return min(path, key=lambda point: abs(point["familiar"] - familiar))
 
 
-@experiment(
-    "matrix-capsules/viewpoints-of-letters",
-    data="letter-views",
-    minutes=120,
-    defaults=dict(data="letter-views", views=1000),
-)
-def viewpoints_of_letters(options: Options, settings: Trainings) -> Result:
+@experiment("matrix-capsules/viewpoints-of-letters", data="letter-views", minutes=120, **DEFAULTS)
+def viewpoints_of_letters(options: Options, settings: Search) -> Result:
     """Compare capsules with an equal network on novel viewpoints of letters (2 core-hours).
 
     Test views are in other fonts. See `matrix-capsules/viewpoints` for the quantities.
     """
-    return viewpoints(options, settings)
+    return compare_on_views("letter-views", settings, options)
 
 
-@experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240)
-def viewpoints(options: Options, settings: Trainings) -> Result:
+@experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240, **DEFAULTS)
+def viewpoints(options: Options, settings: Search) -> Result:
     """Compare capsules with an equal network on novel viewpoints of rendered toys (4 core-hours).
 
     Minutes of the processor are divided equally among all trainings and tries. Measuring during
@@ -207,9 +163,14 @@ def viewpoints(options: Options, settings: Trainings) -> Result:
     familiar azimuths under a white-box attack of one step that changes pixels by .040, and
     `iterated_...` errors under an attack of several steps.
     """
-    load_views(settings)  # toys are rendered once, before processes need them
-    settings = replace(settings, sizes=settings.sizes or NETWORK)
-    outcomes, tries, tasks = tune(learn, "matrix-capsules", settings, options, FACTORS)
+    return compare_on_views("toys3d", settings, options)
+
+
+def compare_on_views(data: str, settings: Search, options: Options) -> Result:
+    """Tune and train both networks, and compare their errors on the views of a data set."""
+    load_views(data)  # toys are rendered once, before processes need them
+    task = partial(learn, data=data)
+    outcomes, tries, tasks = tune(task, "matrix-capsules", NETWORK, settings, options, FACTORS)
     paths = {
         (NAMES[tasks[name].network], tasks[name].data, seed): run["path"]
         for name, runs in outcomes.items()
@@ -232,16 +193,11 @@ def viewpoints(options: Options, settings: Trainings) -> Result:
 
 def errors_where_matched(paths: Mapping[Run, Sequence[Point]], factor: str) -> dict[str, Numbers]:
     """Return the errors at matched familiar errors, over the seeds, by name, then by network."""
-    errors: dict[str, dict[str, list[float]]] = {}
-    for seed in sorted({seed for _, _, seed in paths}):
-        for network, point in match(
-            {network: paths[network, factor, seed] for network in NAMES.values()}
-        ).items():
-            for name, error in point.items():
-                errors.setdefault(name, {}).setdefault(network, []).append(error)
+    seeds = sorted({seed for _, _, seed in paths})
+    points = [match({n: paths[n, factor, seed] for n in NAMES.values()}) for seed in seeds]
     return {
-        name: {network: mean_and_error(values) for network, values in row.items()}
-        for name, row in errors.items()
+        name: {n: mean_and_error([point[n][name] for point in points]) for n in NAMES.values()}
+        for name in points[0][NAMES["capsules"]]
     }
 
 

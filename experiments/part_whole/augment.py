@@ -17,9 +17,8 @@ paper's figure 4 does.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,12 +44,12 @@ from capsule_zoo.experiments.shape_codes.objects import (
     read_objects,
     sets_at_rotations,
 )
-from capsule_zoo.experiments.stacked_capsule_autoencoder.clusters import STACKED
-from capsule_zoo.experiments.stacked_capsule_autoencoder.clusters import measure as measure_features
+from capsule_zoo.experiments.stacked_capsule_autoencoder import clusters as stacked
+from capsule_zoo.experiments.stacked_capsule_autoencoder.clusters import BATCH_SIZE, PROBED, STACKED
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.rotations import rotate_images
-from capsule_zoo.inference import Checks, Inputs
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.probes import Accuracy, fit_probe, latents, linear_probe
 from capsule_zoo.inference.training.starts.kinds import start_rotated_kinds
 from capsule_zoo.models.parts import poses
@@ -60,7 +59,9 @@ from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
 from capsule_zoo.zoo.shape_codes.entry import create_from_parts, part_sets, start_objects
 
-DEGREES = (0, 45, 90, 180)
+DEGREES = (0, 45, 90, 180)  # largest rotations of training images, one for each model
+COMPARED_DEGREES = (0, 30, 60, 180)  # those of the comparison with stacked capsules
+STEPS = 3000  # updates of each model in a full run
 ROTATIONS = (45, 90, 180)  # degrees of rotation at which part consistency is measured
 COLUMNS = {  # names of features in legends
     "presence": "presences",
@@ -68,47 +69,18 @@ COLUMNS = {  # names of features in legends
     "kind_code": "kinds and codes",
 }
 UPRIGHT, ROTATED = "probe", "rotated"
+ROTATION_LABEL = "rotation of the training images (degrees, up to)"
 COPY = 0.95  # likeness from which one template counts as a copy of another
 _MARGIN = 2  # side of the canvas divided by the side of a template
 _RATE = 0.05
-BATCH_SIZE = 32  # small batches learn faster for their time
+KINDS = 64  # number of kinds of objects that are fitted to parts
+NUM_ROTATIONS = 24  # number of rotations at which parts are inferred for the remedy
 ROTATED_TRAINING, ROTATED_TEST = 5000, 2000  # numbers of images for the remedy
-
-
-@dataclass(frozen=True)
-class RotatedTraining:
-    """Settings of experiments on rotated training images.
-
-    Args:
-        degrees: largest rotations of training images, one for each model.
-        seeds: number of seeds for each model.
-        steps: updates of each model in a full run.
-        probed: number of training images that probes, clusters and kinds are fitted on.
-        sizes: arguments of every entry that replace the zoo's defaults.
-    """
-
-    degrees: tuple[int, ...] = DEGREES
-    seeds: int = 3
-    steps: int = 3000
-    probed: int = 10_000
-    sizes: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Settings(RotatedTraining):
-    """Settings of the experiment on individual parts and kinds; see `RotatedTraining`.
-
-    Args:
-        kinds: number of kinds of objects that are fitted to parts.
-        rotations: number of rotations at which parts are inferred for the remedy.
-    """
-
-    kinds: int = 64
-    rotations: int = 24
+SIZES: dict[str, dict[str, Any]] = {"part-whole": {}, STACKED: {}}  # arguments of the entries
 
 
 @experiment("part-whole/augment", data="mnist", minutes=70)
-def augment(options: Options, settings: Settings) -> Result:
+def augment(options: Options, *, seeds: int = 3) -> Result:
     """Measure how rotated training images cost accuracy on upright ones (70 core-minutes).
 
     A model is trained for each range of rotations and each seed, all for equally many updates.
@@ -120,12 +92,15 @@ def augment(options: Options, settings: Settings) -> Result:
 
     `copies` counts the templates that are affine copies of another. `kept_45` is the fraction of
     parts that correspond to themselves when the image is rotated by 45 degrees.
+
+    Args:
+        seeds: number of seeds for each model.
     """
-    timed, steps = replace(options, minutes=None), options.shorten_steps(settings.steps)
-    study = Study({str(degrees): degrees for degrees in settings.degrees}, settings.seeds)
-    numbers = group_by_quantity(means_of(study.run(learn, timed, steps=steps, settings=settings)))
+    timed, steps = replace(options, minutes=None), options.shorten_steps(STEPS)
+    study = Study({str(degrees): degrees for degrees in DEGREES}, seeds)
+    numbers = group_by_quantity(means_of(study.run(learn, timed, steps=steps)))
     data = load_dataset("mnist", root=options.data_root)
-    name = str(max(settings.degrees))
+    name = str(max(DEGREES))
     widest = load(study.folders(timed)[name])
     figures = {
         "": plot_accuracies(numbers, 1 / data.num_classes),
@@ -135,26 +110,22 @@ def augment(options: Options, settings: Settings) -> Result:
     return Result({**numbers}, figures, None, widest)
 
 
-def learn(job: Job[int], *, steps: int, settings: Settings) -> dict[str, Number]:
+def learn(job: Job[int], *, steps: int) -> dict[str, Number]:
     """Train one model on images rotated by up to the job's degrees, and measure it."""
     degrees, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    entry = create_untrained("part-whole", data, options, **(settings.sizes or {}))
+    entry = create_untrained("part-whole", data, options, **SIZES["part-whole"])
     limits: dict[str, Any] = dict(steps=steps, batch_size=BATCH_SIZE)
     train(entry, data, options, inputs=Inputs(transforms.Rotate(degrees)), **limits)
-    return {"steps": single(steps), **measure(entry, data, degrees, settings, options)}
+    return {"steps": single(steps), **measure(entry, data, degrees, options.seed)}
 
 
-def measure(
-    entry: Entry, data: Dataset, degrees: int, settings: Settings, options: Options
-) -> Numbers:
+def measure(entry: Entry, data: Dataset, degrees: int, seed: int) -> Numbers:
     """Return the accuracies of a trained model's probes, its copies, and its part consistency."""
-    subset = data.train[: settings.probed]
-    codes = create_from_parts(entry, kinds=settings.kinds)
+    subset = data.train[:PROBED]
+    codes = create_from_parts(entry, kinds=KINDS)
     rotated_few = rotate_split(subset, degrees)
-    start_objects(
-        codes.guide, part_sets(codes.guide.with_scope("parts"), rotated_few), options.seed
-    )
+    start_objects(codes.guide, part_sets(codes.guide.with_scope("parts"), rotated_few), seed)
     splits = {UPRIGHT: (subset, data.test)}
     if degrees:
         splits[ROTATED] = rotated_few, rotate_split(data.test, degrees)
@@ -169,7 +140,7 @@ def measure(
     if degrees:
         subset, test = subset[:ROTATED_TRAINING], data.test[:ROTATED_TEST]
         tests = {ROTATED: rotate_split(test, degrees), UPRIGHT: test}
-        remedy = fit_rotated(entry, rotate_split(subset, degrees), tests, settings, options.seed)
+        remedy = fit_rotated(entry, rotate_split(subset, degrees), tests, seed)
         numbers |= {f"{name}_aligned": accuracy for name, accuracy in remedy.items()}
     color, alpha = entry.model.templates()
     numbers["copies"] = single(count_copies(likeness((color * alpha).mean(1))))
@@ -189,18 +160,18 @@ def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarra
 
 
 def fit_rotated(
-    entry: Entry, train: Split, tests: Mapping[str, Split], settings: Settings, seed: int
+    entry: Entry, train: Split, tests: Mapping[str, Split], seed: int
 ) -> dict[str, Accuracy]:
     """Fit kinds and codes to images at their inferred rotations; probe test images by name."""
-    codes = create_from_parts(entry, kinds=settings.kinds)
-    views = torch.stack([*sets_at_rotations(codes.guide, train, settings.rotations)])
+    codes = create_from_parts(entry, kinds=KINDS)
+    views = torch.stack([*sets_at_rotations(codes.guide, train, NUM_ROTATIONS)])
     start_rotated_kinds(codes.model, views, seed)
     codes.guide.infer_objects.start_at_posterior(codes.model)
     rows = encode_at_each_rotation(codes.guide, views, TEMPERATURE).features()
     probe = fit_probe(rows, train.labels, PENALTY)
     accuracies: dict[str, Accuracy] = {}
     for name, test in tests.items():
-        sets = sets_at_rotations(codes.guide, test, settings.rotations)
+        sets = sets_at_rotations(codes.guide, test, NUM_ROTATIONS)
         rows = encode_at_each_rotation(codes.guide, sets, TEMPERATURE).features()
         accuracies[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
     return accuracies
@@ -214,9 +185,8 @@ def part_consistency(entry: Entry, images: Tensor, degrees: float) -> Number:
     back, is nearest.
     """
     angle = images.new_full((len(images),), math.radians(degrees))
-    before, after = (
-        infer_parts(entry.guide, batch) for batch in (images, rotate_images(images, angle))
-    )
+    before = infer_parts(entry.guide, images)
+    after = infer_parts(entry.guide, rotate_images(images, angle))
     back = poses.compose(poses.rotation(angle)[:, None], after.pose)
     away = (before.pose[:, :, None] - back[:, None]).square().sum(-1)  # (N, P, P)
     away = away.masked_fill(after.presence[:, None] == 0, math.inf)
@@ -226,91 +196,58 @@ def part_consistency(entry: Entry, images: Tensor, degrees: float) -> Number:
     return mean_and_error(fraction[is_present.any(-1)])
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Settings of the comparison with stacked capsule autoencoders.
-
-    Args:
-        degrees: largest rotations of training images, one for each run of each model.
-        seeds: number of seeds, among which the minutes are divided.
-        probed: number of training images that probes and clusters are fitted on.
-        tested: number of test images.
-        sizes: by entry, arguments that replace the zoo's defaults.
-    """
-
-    degrees: tuple[int, ...] = (0, 30, 60, 180)
-    seeds: int = 3
-    probed: int = 10_000
-    tested: int = 10_000
-    sizes: Mapping[str, Mapping[str, Any]] | None = None
-
-
 @experiment("part-whole/augment-scae", data="mnist", minutes=96)
-def augment_scae(options: Options, settings: Compared) -> Result:
+def augment_scae(options: Options, *, seeds: int = 3) -> Result:
     """Train part-whole and stacked capsules on rotated digits, in equal time (96 core-minutes).
 
     Every model has equally many core minutes and batches of equal size. `probe_...` are linear
     probes, and `clusters_...` clusters that are matched with the classes, fitted and tested on
     upright digits. Those of `rotated_...` are fitted and tested on digits rotated as in training.
+
+    Args:
+        seeds: number of seeds, among which the minutes are divided.
     """
     timed = replace(options, minutes=options.budget)
-    variants = {
-        f"{snake_case(name)}_{degrees}": (name, degrees)
-        for name in ("part-whole", STACKED)
-        for degrees in settings.degrees
-    }
-    outcomes = Study(variants, settings.seeds).run(learn_rotated, timed, settings=settings)
-    numbers = group_by_quantity(means_of(outcomes))
-    return Result({**numbers}, {"": plot_compared(numbers, settings.degrees)})
+    variants = {f"{snake_case(n)}_{angle}": (n, angle) for n in SIZES for angle in COMPARED_DEGREES}
+    numbers = group_by_quantity(means_of(Study(variants, seeds).run(learn_rotated, timed)))
+    return Result({**numbers}, {"": plot_compared(numbers)})
 
 
-def learn_rotated(job: Job[tuple[str, int]], *, settings: Compared) -> Numbers:
-    """Train the entry of the job on images rotated by up to its degrees, and measure it."""
+def learn_rotated(job: Job[tuple[str, int]]) -> Numbers:
+    """Train the entry of the job on images rotated by up to its degrees, and measure it.
+
+    Numbers of images rotated as in training begin with `rotated_`.
+    """
     (name, degrees), options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    entry = create_untrained(name, data, options, **(settings.sizes or {}).get(name, {}))
-    length: dict[str, Any] = dict(minutes=options.budget, checks=Checks(clock="processor"))
+    entry = create_untrained(name, data, options, **SIZES[name])
     inputs = Inputs(transforms.Rotate(degrees))
-    run = train(
-        entry, data, options, in_stages=True, batch_size=BATCH_SIZE, inputs=inputs, **length
-    )
-    subset = replace(data, train=data.train[: settings.probed], test=data.test[: settings.tested])
-    numbers = measure_rotations(
-        partial(measure_features, entry, probed=settings.probed, tested=settings.tested),
-        subset,
-        degrees,
-    )
-    return {**numbers, "steps": single(run.steps), "core_minutes": single(run.seconds / 60)}
+    facts = stacked.train_in_time(entry, data, options, inputs=inputs)
+    data = replace(data, train=data.train[:PROBED])
+    numbers = stacked.measure(entry, data)
+    if degrees:
+        fitted, tested = (rotate_split(split, degrees) for split in (data.train, data.test))
+        rotated = stacked.measure(entry, replace(data, train=fitted, test=tested))
+        numbers |= {f"rotated_{quantity}": number for quantity, number in rotated.items()}
+    return numbers | facts
 
 
-def plot_compared(numbers: Mapping[str, Numbers], degrees: tuple[int, ...]) -> Figure:
+def plot_compared(numbers: Mapping[str, Numbers]) -> Figure:
     """Plot accuracies of both models against the range of rotations in training."""
-    names = {
+    labels = {
         "probe_presence": "probe",
         "clusters_presence": "clusters",
         "rotated_probe_presence": "probe, rotated digits",
     }
     curves: dict[str, Numbers] = {}
     for name, title in (("part_whole", "part-whole"), (snake_case(STACKED), "stacked")):
-        for quantity, label in names.items():
+        for quantity, label in labels.items():
             curves[f"{title}: {label}"] = {
                 str(angle): numbers[quantity][f"{name}_{angle}"]
-                for angle in degrees
+                for angle in COMPARED_DEGREES
                 if f"{name}_{angle}" in numbers[quantity]  # upright digits have no rotated ones
             }
-    return accuracy_curves(curves, "rotation of the training images (degrees, up to)", 0.1)
-
-
-def measure_rotations(
-    measure_images: Callable[[Dataset], Numbers], data: Dataset, degrees: float
-) -> Numbers:
-    """Return numbers of upright images, and `rotated_...` of images rotated by up to `degrees`."""
-    numbers = {**measure_images(data)}
-    if degrees:
-        train_split, test = (rotate_split(split, degrees) for split in (data.train, data.test))
-        rotated = measure_images(replace(data, train=train_split, test=test))
-        numbers |= {f"rotated_{quantity}": number for quantity, number in rotated.items()}
-    return numbers
+    return accuracy_curves(curves, ROTATION_LABEL, 0.1)
 
 
 def rotate_split(split: Split, degrees: float) -> Split:
@@ -327,7 +264,7 @@ def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
     for kind, title in kinds.items():
         names[f"{kind}_aligned"] = f"{title}, kinds and codes, rotation inferred"
     drawn = {label: numbers[name] for name, label in names.items() if name in numbers}
-    return accuracy_curves(drawn, "rotation of the training images (degrees, up to)", chance)
+    return accuracy_curves(drawn, ROTATION_LABEL, chance)
 
 
 @torch.no_grad()
@@ -337,10 +274,8 @@ def plot_parts(entry: Entry, data: Dataset) -> Figure:
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
     images = rotate_images(digits, angle)
     painted = colored_parts(entry.model.discretize(), infer_parts(entry.guide, images))
-    return image_rows(
-        {"image": images, "parts": painted},
-        "Digits at 0, 45, 90 and 180 degrees, and their inferred parts",
-    )
+    title = "Digits at 0, 45, 90 and 180 degrees, and their inferred parts"
+    return image_rows({"image": images, "parts": painted}, title)
 
 
 def likeness(templates: Tensor, rotations: int = 8, steps: int = 50) -> Tensor:

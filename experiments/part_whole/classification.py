@@ -16,7 +16,7 @@ from capsule_zoo.experiments.training import checkpoints, load_or_train, train
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import SemiAmortized, compare, fit_guide, infer
 from capsule_zoo.inference.posterior.fitted import fit_to_images
-from capsule_zoo.inference.probes import Accuracy, latents, linear_probe
+from capsule_zoo.inference.probes import latents, linear_probe
 from capsule_zoo.models import Model
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry
@@ -35,31 +35,31 @@ def sample_presences(guide: nn.Module, images: Tensor, seed: int = 0) -> np.ndar
 
 
 READERS: Mapping[str, Reader] = {
-    "probe_presence": partial(latents, sites=PRESENCES),
-    "probe_presence_pose": partial(latents, sites=WITH_POSES),
-    "probe_drawn": sample_presences,
-    "probe_parts": partial(latents, sites=PARTS),
+    "presence": partial(latents, sites=PRESENCES),
+    "presence_pose": partial(latents, sites=WITH_POSES),
+    "drawn": sample_presences,
+    "parts": partial(latents, sites=PARTS),
 }
 
 
 def fit_probes(
     entry: Entry, data: Dataset, readers: Mapping[str, Reader], probed: int = PROBED
-) -> dict[str, Accuracy]:
+) -> dict[str, Numbers]:
     """Return the accuracies of linear probes on features of the images.
 
-    Probes are fitted on the features of `probed` training images and, if there are more, also on
-    the features of all training images (`..._all`).
+    Probes are fitted on the features of `probed` training images (`probe`) and, if there are more,
+    also on the features of all training images (`probe_all`).
 
     Args:
-        readers: functions that return features, by the name of the probe.
+        readers: functions that return features, by name.
     """
-    accuracies, labels = {}, data.train.labels
-    sizes = {"": probed, "_all": len(labels)} if len(labels) > probed else {"": len(labels)}
+    accuracies, labels = dict[str, Numbers](), data.train.labels
+    sizes = {"probe": probed} | ({"probe_all": len(labels)} if len(labels) > probed else {})
     for name, read in readers.items():
         features, tested = (read(entry.guide, split.images) for split in (data.train, data.test))
-        for ending, n in sizes.items():
+        for quantity, n in sizes.items():
             accuracy = linear_probe(features[:n], labels[:n], tested, data.test.labels)
-            accuracies[name + ending] = accuracy
+            accuracies.setdefault(quantity, {})[name] = accuracy
     return accuracies
 
 
@@ -70,15 +70,9 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
     standard deviations are small, and one of Adam's full first updates moves every pose by many of
     them.
     """
-    guide = entry.guide.with_poses(pose)
-    arguments: dict[str, Any] = {
-        "name": f"tightened-{pose}",
-        "lr": 1e-3,
-        "freeze": "model",
-        **limits,
-    }
-    tight = replace(entry, guide=guide, default_guide=pose)
-    train(tight, data, options, **arguments)
+    tight = replace(entry, guide=entry.guide.with_poses(pose), default_guide=pose)
+    arguments: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, **limits}
+    train(tight, data, options, freeze="model", **arguments)
     return tight
 
 
@@ -104,15 +98,10 @@ def classify(options: Options) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     entry = load_or_train("part-whole", data, options)
     components = principal_components(data.train.images, len(entry.model.presence_logits))
-    numbers: dict[str, Numbers] = {}
-    readers = {**READERS, "probe_components": components}
-    for name, accuracy in fit_probes(entry, data, readers).items():
-        quantity = "probe_all" if name.endswith("_all") else "probe"
-        variant = name.removeprefix("probe_").removesuffix("_all")
-        numbers.setdefault(quantity, {})[variant] = accuracy
+    accuracies = fit_probes(entry, data, {**READERS, "components": components})
     names = {"probe": "probe_{variant}", "probe_all": "probe_{variant}_all"}
     figures = pictures(entry, data.test.images)
-    return Result({"features": Table(numbers, names)}, figures, None, entry)
+    return Result({"features": Table(accuracies, names)}, figures, None, entry)
 
 
 @experiment("part-whole/guides", data="mnist", minutes=30, of_runs=True)
@@ -131,13 +120,13 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
     entry = load_or_train("part-whole", data, options)
     model, held_out = entry.model, data.test[:images]
     updates = {name: options.shorten_steps(number) for name, number in UPDATES.items()}
-    limit: dict[str, Any] = {"steps": updates["tighten"]}
-    normal = tighten(entry, data, options, **limit)
+    steps = updates["tighten"]
+    normal = tighten(entry, data, options, steps=steps)
     routing = replace(entry, guide=entry.make_guide("routing"))
     free = fit_free_form(normal, held_out, options, updates["free_form"])
-    low_rank = tighten(entry, data, options, "low_rank", **limit)
+    low_rank = tighten(entry, data, options, "low_rank", steps=steps)
     wide = fit_guide("widened", model, entry.guide, data.train[:2000], steps=updates["widen"])
-    routed = tighten(routing, data, options, name="tightened-routing", **limit)
+    routed = tighten(routing, data, options, name="tightened-routing", steps=steps)
     discrete: dict[str, nn.Module] = {
         "normal": normal.guide,
         "low rank": low_rank.guide,
@@ -151,28 +140,26 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
     for kind in (AutoNormal, AutoDelta):
         auto = fit_automatic(kind, model, held_out, options, updates["automatic"])
         relaxed[kind.__name__] = auto
-    shared: dict[str, Any] = dict(num_particles=particles, seed=options.seed)
-    tables = [
+    table, relaxed_table = (
         compare(
-            {n: (model, guide) for n, guide in rows.items()},
+            {name: (model, guide) for name, guide in rows.items()},
             held_out,
-            discrete=distribution,
-            **shared,
+            discrete=rows is discrete,
+            num_particles=particles,
+            seed=options.seed,
         )
-        for rows, distribution in ((discrete, True), (relaxed, False))
-    ]
-    bounds = Table(measures_of_rows(tables[1]), names="{quantity}_{variant}_relaxed")
-    metrics: Metrics = {**measures_of_rows(tables[0]), "relaxed": bounds}
-    drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
-    return Result(metrics, drawn, tables[0], entry)
+        for rows in (discrete, relaxed)
+    )
+    bounds = Table(measures_of_rows(relaxed_table), names="{quantity}_{variant}_relaxed")
+    metrics: Metrics = {**measures_of_rows(table), "relaxed": bounds}
+    return Result(metrics, {"": table.draw(), "relaxed": relaxed_table.draw()}, table, entry)
 
 
 def fit_free_form(entry: Entry, images: Split, options: Options, steps: int) -> FreeForm:
     """Fit a guide with normal poses for each image, initialized at the entry's guide."""
     guide = FreeForm(entry.model, images.images, entry.guide, "normal")
-    whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
-    arguments: dict[str, Any] = dict(name="free-form", steps=steps, lr=0.01, **whole)
-    train(replace(entry, guide=guide), images, options, **arguments)
+    arguments: dict[str, Any] = dict(steps=steps, lr=0.01, batch_size=len(images), freeze="model")
+    train(replace(entry, guide=guide), images, options, name="free-form", **arguments)
     return guide
 
 

@@ -1,6 +1,6 @@
 """Part-whole capsules trained on shifted digits, tested on affine maps and rotations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from capsule_zoo.guides.parts.rotations import best_rotation, center_images, rot
 from capsule_zoo.inference import Inputs, fit_guide, infer
 from capsule_zoo.inference.probes import Accuracy, fit_probe, latents
 from capsule_zoo.models import Capsules
-from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import load
 
 BORDER = 6  # pixels of the border around MNIST's 28x28, and of the largest shift
@@ -34,6 +34,9 @@ LARGE: dict[str, Any] = {
 AT_ONCE = 500  # images that are encoded or refined at once
 ROTATED, REFINED = 2000, 500  # numbers of rotated and of refined test images in each set
 REFINED_TRAINING = 2000  # number of training images of the probe on refined poses
+NUM_ROTATIONS = 16  # number of rotations that are tried; each needs a parse
+REFINEMENT_STEPS = 100  # steps of the refinement
+DEGREES = range(0, 181, 15)  # rotations of the curve
 CURVED = 500  # number of test images at each rotation of the curve
 AS_GIVEN, TO_THE_BEST = "images as given", "rotated to the best angle"  # names of curves
 Features = Callable[[Any, Tensor], np.ndarray]
@@ -68,10 +71,8 @@ def count_choosing_parts(guide: Guide, images: Tensor, with_types: bool = False)
     for batch in images.split(AT_ONCE):
         drawn = infer(guide, batch)
         model = guide.model.discretize()
-        objects, parts = (
-            Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
-            for level in (model.levels[0], model.levels[-1])
-        )
+        names = model.levels[0].name, model.levels[-1].name
+        objects, parts = (Capsules(drawn[f"{n}_presence"], drawn[f"{n}_pose"]) for n in names)
         read = model.choices if with_types else model.responsibilities
         fraction = read(objects, parts)[..., 1:]
         counts.append((parts.presence[..., None] * fraction).sum(1))
@@ -114,14 +115,7 @@ def add_border(images: Tensor) -> Tensor:
 
 
 @experiment("part-whole/generalise", data="affnist", minutes=30, of_runs=True)
-def generalize(
-    options: Options,
-    *,
-    rotations: int = 16,
-    refining: int = 100,
-    degrees: tuple[int, ...] = tuple(range(0, 181, 15)),
-    sizes: Mapping[str, Any] | None = None,
-) -> Result:
+def generalize(options: Options) -> Result:
     """Train on shifted digits; test on affine maps and rotations up to 180 degrees (30 minutes).
 
     MNIST on 40x40 pixels, without labels. The probe is fitted on objects inferred from shifted
@@ -136,23 +130,15 @@ def generalize(
     The features are the objects' presences (`presence`), presences and poses (`presence_pose`), or
     the expected number of parts that choose each object (`part_counts`): the parts then decide on
     the presence of an object, in place of the image.
-
-    Args:
-        rotations: number of rotations that are tried; each needs a parse.
-        refining: steps of the refinement.
-        degrees: rotations of the curve.
-        sizes: arguments of the entry that replace the experiment's.
     """
     mnist = load_dataset("mnist", root=options.data_root).transform_images(add_border)
     moved = load_dataset("affnist", root=options.data_root)
     circle = load_dataset("rotated-mnist", root=options.data_root).test
-    metrics: dict[str, Number | Table] = {}
+    metrics: dict[str, Any] = {}
     if options.run:
         entry = load(options.run)
     else:
-        sizes = sizes or {}
-        sizes = {**LARGE, **sizes, "guide": {**LARGE["guide"], **sizes.get("guide", {})}}
-        entry = create_untrained("part-whole", mnist, options, **sizes)
+        entry = create_untrained("part-whole", mnist, options, **LARGE)
         arguments: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
         metrics["steps"] = single(train(entry, mnist, options, options.budget, **arguments).steps)
     pyro.set_rng_seed(options.seed)
@@ -161,7 +147,7 @@ def generalize(
     probes = {name: ObjectProbe(guide, moved.train, read) for name, read in FEATURES.items()}
     probe = probes["presence_pose"]
     options.say(f"Refining {len(subset):,} training images for a probe")
-    refined = partial(refine_objects, steps=refining, seed=options.seed)
+    refined = partial(refine_objects, steps=REFINEMENT_STEPS, seed=options.seed)
     probes_of_few = {
         "presence_pose{}_few": ObjectProbe(guide, subset, FEATURES["presence_pose"]),
         "presence_pose{}_refined": ObjectProbe(guide, subset, refined),
@@ -174,7 +160,7 @@ def generalize(
     accuracies: dict[str, Numbers] = {}
     for name, split in tested.items():
         options.say(f"Testing on {len(split):,} {name} images")
-        best = rotate_to_best(guide, split[:ROTATED], rotations)
+        best = rotate_to_best(guide, split[:ROTATED], NUM_ROTATIONS)
         row: Numbers = {features: measure(split) for features, measure in probes.items()}
         row["presence_pose_aligned"] = probe(best)
         for ending, images in (("", split[:REFINED]), ("_aligned", best[:REFINED])):
@@ -183,11 +169,11 @@ def generalize(
         accuracies[name] = row
     curves: dict[str, Numbers] = {AS_GIVEN: {}, TO_THE_BEST: {}}
     upright = mnist.test[:CURVED]
-    for angle in degrees:
+    for angle in DEGREES:
         moved_digits = transforms.warp_images(upright.images, transforms.motion(float(angle)))
         rotated = replace(upright, images=moved_digits.clamp(0, 1))
         curves[AS_GIVEN][str(angle)] = probe(rotated)
-        curves[TO_THE_BEST][str(angle)] = probe(rotate_to_best(guide, rotated, rotations))
+        curves[TO_THE_BEST][str(angle)] = probe(rotate_to_best(guide, rotated, NUM_ROTATIONS))
     metrics["accuracy on images"] = Table(group_by_quantity(accuracies), "{variant}_{quantity}")
     names = {AS_GIVEN: "rotation_{variant}", TO_THE_BEST: "rotation_{variant}_aligned"}
     metrics["accuracy at degrees"] = Table(curves, names)

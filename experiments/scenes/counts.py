@@ -6,7 +6,7 @@ right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, s
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from capsule_zoo.experiments import Job, Options, Result, Study, create_untraine
 from capsule_zoo.experiments.common.findings import (
     calibration_error,
     group_by_quantity,
+    held_out_bounds,
     mean_and_error,
     ratio,
     single,
     with_worst,
 )
 from capsule_zoo.guides import Peeling
-from capsule_zoo.inference import Check, Checks, evaluate, summarize
+from capsule_zoo.inference import Check, Checks
 from capsule_zoo.inference.objects import FoundObjects, find_objects, foreground_ari
 from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.records import Number, Numbers, Table
@@ -44,33 +45,15 @@ PLACES = 0.1  # temperature of the sampled positions of attention
 INKS = (0.5, 0.3, 0.1)  # brightness above which a pixel is in the mask of a true digit
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the experiment on counts.
-
-    Args:
-        seeds: number of seeds.
-        length: training time of each seed, in minutes of the processor.
-        every: updates between two measurements.
-        draws: samples of the guide that are combined for a count.
-        tested: test scenes whose objects are counted.
-        bounds: test scenes whose log p is bounded.
-        more: test scenes of every larger number of digits.
-        sizes: arguments of the entry that replace the zoo's defaults.
-    """
-
-    seeds: int = 5
-    length: float = 12.0
-    every: int = 1500
-    draws: int = 10
-    tested: int = 2000
-    bounds: int = 500
-    more: int = 500
-    sizes: Any = None
+DRAWS = 10  # samples of the guide that are combined for a count
+TEST_SCENES = 2000  # test scenes whose objects are counted
+BOUND_SCENES = 500  # test scenes whose log p is bounded
+MORE_SCENES = 500  # test scenes of every larger number of digits
+SIZES: dict[str, Any] = dict(counts="learned")  # arguments of the entry
 
 
 @experiment("scenes/counts", data="multi-mnist", minutes=60)
-def counts(options: Options, settings: Settings) -> Result:
+def counts(options: Options, *, seeds: int = 5, length: float = 12.0, every: int = 1500) -> Result:
     """Count digits after minutes of training, and more digits than were seen (60 core-minutes).
 
     The guide learns with attention at one position, where most is unexplained, and counts with
@@ -78,8 +61,13 @@ def counts(options: Options, settings: Settings) -> Result:
     minutes of a run; it is absent if a seed was not measured by then. `count_accuracy_30_minutes`
     is the measurement at the end of the run, which is shorter than 30 minutes. `..._worst` are of
     the worst seed. `elbo` and `iwae_100` are in nats per image.
+
+    Args:
+        seeds: number of seeds.
+        length: training time of each seed, in minutes of the processor.
+        every: updates between two measurements.
     """
-    outcomes = Study({"scenes": settings}, settings.seeds).run(one_seed, options)["scenes"]
+    outcomes = Study({"scenes": length}, seeds).run(one_seed, options, every=every)["scenes"]
     numbers = with_worst([outcome["numbers"] for outcome in outcomes], "count_accuracy_*")
     accuracies = {n: numbers.pop(n) for n in list(numbers) if n.startswith("count_accuracy_")}
     accuracies = {n.removeprefix("count_accuracy_"): v for n, v in accuracies.items()}
@@ -95,42 +83,37 @@ def last_within(
     return next((number for passed, _, number in reversed(curve) if passed <= seconds), None)
 
 
-def one_seed(job: Job[Settings]) -> dict[str, Any]:
-    """Train one seed, and measure its counts and bounds."""
-    settings, options = job.variant, job.options
+def one_seed(job: Job[float], *, every: int = 1500) -> dict[str, Any]:
+    """Train one seed for the minutes of its job, and measure its counts and bounds."""
+    length, options = job.variant, job.options
     data = load_dataset(DATA, options.data_root)
-    entry = create_untrained(
-        "scenes", data, options, **{"counts": "learned", **(settings.sizes or {})}
-    )
-    test = data.test[: settings.tested]
+    entry = create_untrained("scenes", data, options, **SIZES)
+    test = data.test[:TEST_SCENES]
     curve: list[tuple[float, int, Number]] = []
-    arguments: dict[str, Any] = dict(draws=settings.draws, temperature=PLACES)
 
     def note(check: Check) -> None:
-        curve.append((check.seconds, check.step, accuracy(entry, test, **arguments)))
+        curve.append((check.seconds, check.step, accuracy(entry, test)))
 
-    checks = Checks(every=settings.every, callbacks=[note], clock="processor")
-    train(entry, data, options, options.minutes or settings.length, checks=checks)
-    subset = test.images[: settings.bounds]
-    summary = summarize(evaluate(entry.model, entry.guide, subset, num_particles=100))
-    number = int(summary["num_images"])
+    checks = Checks(every=every, callbacks=[note], clock="processor")
+    train(entry, data, options, options.minutes or length, checks=checks)
     accuracies = {"5_minutes": last_within(curve, EARLY), "30_minutes": last_within(curve)}
+    bounds = held_out_bounds(entry, test[:BOUND_SCENES], 100, 0)
     numbers: dict[str, Number] = {
         **{f"count_accuracy_{n}": value for n, value in accuracies.items() if value is not None},
-        "elbo": (summary["elbo"], summary["elbo_se"], number),
-        "iwae_100": (summary["iwae"], summary["iwae_se"], number),
+        **{name: bounds[name] for name in ("elbo", "iwae_100")},
         "steps": single(curve[-1][1]),
         "seconds": single(curve[-1][0]),
     }
     wide = pair_with_canvas(entry, *LARGE)
     for digits in MORE:
-        scenes = load_with_digits(digits, settings.more, options)
-        numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, **arguments)
+        scenes = load_with_digits(digits, options)
+        numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes)
     return {"numbers": numbers, "curve": curve}
 
 
-def accuracy(entry: Entry, scenes: Split, **arguments: Any) -> Number:
+def accuracy(entry: Entry, scenes: Split) -> Number:
     """Return the fraction of scenes with the right number of objects by `find_objects`."""
+    arguments: dict[str, Any] = dict(draws=DRAWS, temperature=PLACES)
     objects = find_objects(entry.model, entry.guide, scenes.images, **arguments)
     return mean_and_error(right_counts(objects, scenes))
 
@@ -140,9 +123,9 @@ def right_counts(detections: FoundObjects, scenes: Split) -> Tensor:
     return (detections.counts == scenes.objects.counts).float()
 
 
-def load_with_digits(number: int, test: int, options: Options) -> Split:
-    """Load scenes of exactly `digits` digits on 80x80 pixels."""
-    name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={test}"
+def load_with_digits(number: int, options: Options) -> Split:
+    """Load scenes of exactly `number` digits on 80x80 pixels."""
+    name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={MORE_SCENES}"
     return load_dataset(name, options.data_root).test
 
 
@@ -158,7 +141,7 @@ def ways(entry: Entry) -> dict[str, Entry]:
 
 
 @experiment("scenes/reading", data="multi-mnist", of_runs=True)
-def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int = 10) -> Result:
+def reading(options: Options) -> Result:
     """Count the digits of test scenes by three methods, and segment pixels (24 minutes).
 
     The model is of --run, or of the weights `scenes-mnist`. `count_accuracy_one_draw` is of
@@ -167,23 +150,18 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
     fraction of scenes in which the number is right, within ten bins of probability. `ari_...`
     compares the pixels of objects that are found at sampled positions with three true masks; see
     `pixel_agreement`.
-
-    Args:
-        scenes: test scenes of 0 to 2 digits.
-        more: test scenes of 3, 4 and 5 digits, each, on 80x80 pixels with seven slots.
-        draws: samples of the guide that are combined.
     """
     entry = load(options.run or WEIGHTS)
-    sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:scenes])}
+    sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:TEST_SCENES])}
+    wide = pair_with_canvas(entry, *LARGE)
     for digits in MORE:
-        many = load_with_digits(digits, more, options)
-        sets[f"_{digits}_digits"] = pair_with_canvas(entry, *LARGE), many
+        sets[f"_{digits}_digits"] = wide, load_with_digits(digits, options)
     metrics: dict[str, Any] = {}
     answers: dict[str, list[Tensor]] = {}
     for suffix, (pair, test) in sets.items():
         for name, way in ways(pair).items():
             options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
-            objects = find_objects(way.model, way.guide, test.images, draws=draws)
+            objects = find_objects(way.model, way.guide, test.images, draws=DRAWS)
             right, chances = right_counts(objects, test), objects.count_probabilities
             highest, numbers = chances.amax(1), {"count_accuracy": mean_and_error(right)}
             numbers["count_confidence"] = mean_and_error(highest)
@@ -199,11 +177,9 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
             answer = torch.stack([test.objects.counts.float(), doubt, right])
             answers.setdefault(name, []).append(answer)
     together = {name: torch.cat(rows, 1) for name, rows in answers.items()}
-    for name, fractions in accuracy_by_number(together).items():
-        for number in map(str, range(MAX_TRAINED_DIGITS + 1)):
-            if number in fractions:
-                row = metrics.setdefault(f"count_accuracy_{number}_digits", {})
-                row[name] = fractions[number]
+    for number, fractions in group_by_quantity(accuracy_by_number(together)).items():
+        if int(number) <= MAX_TRAINED_DIGITS:
+            metrics[f"count_accuracy_{number}_digits"] = fractions
     return Result(metrics, figures_of(together))
 
 
@@ -228,10 +204,8 @@ def pixel_agreement(objects: FoundObjects, options: Options) -> dict[str, Number
         data = load_dataset(f"multi-mnist:train=20,ink={ink}", options.data_root)
         truth = data.test[: len(objects.numbers)].objects
         row = rows[f"ink_{100 * ink:.0f}"] = {}
-        for quantity, owners in (
-            ("ari_with_ground", objects.numbers),
-            ("ari_objects_alone", objects.owners),
-        ):
+        of_pixels = {"ari_with_ground": objects.numbers, "ari_objects_alone": objects.owners}
+        for quantity, owners in of_pixels.items():
             index = foreground_ari(owners, truth)
             row[quantity] = mean_and_error(index[~index.isnan()])
         true = truth.numbers > 0
@@ -277,10 +251,8 @@ def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     """Plot the counts by true number, and their reliability; see `accuracy_by_number`."""
     kinds: dict[str, dict[str, Numbers]] = {}
     for name, (true, doubt, right) in answers.items():
-        for kind, here in (
-            ("0 to 2 digits", true <= MAX_TRAINED_DIGITS),
-            ("3 to 5 digits", true > MAX_TRAINED_DIGITS),
-        ):
+        trained = true <= MAX_TRAINED_DIGITS
+        for kind, here in {"0 to 2 digits": trained, "3 to 5 digits": ~trained}.items():
             kinds.setdefault(kind, {})[name] = bin_by_doubt(doubt[here], 1 - right[here])
     fractions = counts_by_number(accuracy_by_number(answers), MAX_TRAINED_DIGITS)
     return {"by_number": fractions, "reliability": counts_reliability(kinds)}

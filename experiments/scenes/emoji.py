@@ -6,7 +6,6 @@ model is trained on photographs, where objects would learn to paint the ground a
 """
 
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,12 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.data.composed_pictures import composed_emoji, photographs
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
-from capsule_zoo.experiments.common.findings import mean_and_error, single, with_worst
+from capsule_zoo.experiments.common.findings import (
+    group_by_quantity,
+    mean_and_error,
+    single,
+    with_worst,
+)
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.whole_pictures import read_pictures
 from capsule_zoo.records import Number, Table
@@ -35,34 +39,19 @@ SIZES: dict[str, Any] = dict(
 )
 POWERS = (1.0, 0.5, 0.35)  # powers of the likelihood, of which validation pictures choose one
 SWEEPS = (1, 0)  # numbers of sweeps of a reading, of which they choose one too
+TRAINING_PICTURES, TEST_PICTURES = 12_000, 250  # of training kinds, and of other kinds
 VALIDATION = 1000  # the seed of the validation pictures
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the experiment on emoji.
-
-    Args:
-        pictures: the folder that `python tools/emoji.py FOLDER` writes.
-        seeds: number of seeds.
-        length: training time of each run, in minutes of the processor.
-        composed: training pictures.
-        validated: pictures of training kinds that choose how test pictures are read.
-        tested: pictures of other kinds, whose emoji are counted.
-        sizes: settings of the entry that replace the experiment's.
-    """
-
-    pictures: str = "emoji"
-    seeds: int = 3
-    length: float = 10.0
-    composed: int = 12_000
-    validated: int = 100
-    tested: int = 250
-    sizes: Any = None
-
-
 @experiment("scenes/emoji", data="digits", minutes=60)
-def emoji(options: Options, settings: Settings) -> Result:
+def emoji(
+    options: Options,
+    *,
+    pictures: str = "emoji",
+    seeds: int = 3,
+    length: float = 10.0,
+    validated: int = 100,
+) -> Result:
     """Count emoji of new kinds on plain grounds and on photographs (over an hour of one core).
 
     Models are trained on plain grounds, and those that read photographs on smooth ones; their own
@@ -72,28 +61,33 @@ def emoji(options: Options, settings: Settings) -> Result:
     best on validation pictures. `count_accuracy_measured_...` is as pictures are read by default:
     with the power that is measured in each, and one sweep. Validation pictures show training kinds,
     on other photographs than test pictures.
+
+    Args:
+        pictures: the folder that `python tools/emoji.py FOLDER` writes.
+        seeds: number of seeds.
+        length: training time of each run, in minutes of the processor.
+        validated: pictures of training kinds that choose how test pictures are read.
     """
-    outcomes = Study(dict.fromkeys(GROUNDS, settings), settings.seeds).run(one_ground, options)
+    study, arguments = Study(GROUNDS, seeds), dict(folder=pictures, validated=validated)
+    outcomes = study.run(one_ground, options, length=length, **arguments)
     rows = {name: with_worst(runs, "count_accuracy") for name, runs in outcomes.items()}
-    quantities = {quantity for row in rows.values() for quantity in row}
-    table = {q: {name: row[q] for name, row in rows.items()} for q in sorted(quantities)}
-    return Result({"": Table(table, "{quantity}_{variant}")}, {})
+    return Result({"": Table(dict(sorted(group_by_quantity(rows).items())))})
 
 
-def one_ground(job: Job[Settings]) -> dict[str, Number]:
+def one_ground(
+    job: Job[tuple[str, str]], *, length: float, folder: str, validated: int
+) -> dict[str, Number]:
     """Train on pictures of training kinds, and count emoji of other kinds on one sort of ground."""
-    settings, options, name = job.variant, job.options, job.name
-    trained, ground = GROUNDS[name]
-    images, _ = compose(settings.pictures, "train", trained, settings.composed, options.seed)
-    validated = compose(settings.pictures, "train", name, settings.validated, VALIDATION)
-    tested = compose(settings.pictures, "test", name, settings.tested, 0)
-    data = Dataset("emoji", Split(images), Split(validated[0]), Split(tested[0]))
-    sizes = {**SIZES, "ground": ground, **(settings.sizes or {})}
-    entry = create_untrained("scenes", data, options, **sizes)
-    minutes, checks = options.minutes or settings.length, Checks(clock="processor")
+    (trained, ground), options = job.variant, job.options
+    images, _ = compose(folder, "train", trained, TRAINING_PICTURES, options.seed)
+    held_out = compose(folder, "train", job.name, validated, VALIDATION)
+    tested = compose(folder, "test", job.name, TEST_PICTURES, 0)
+    data = Dataset("emoji", Split(images), Split(held_out[0]), Split(tested[0]))
+    entry = create_untrained("scenes", data, options, ground=ground, **SIZES)
+    minutes, checks = options.minutes or length, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=32, checks=checks)
     right = {
-        reading: float((count_errors(entry, *validated, *reading) == 0).float().mean())
+        reading: float((count_errors(entry, *held_out, *reading) == 0).float().mean())
         for reading in itertools.product(POWERS, SWEEPS)
     }
     power, sweeps = max(right, key=right.__getitem__)

@@ -6,7 +6,6 @@ multi-dSprites and .995 on Tetrominoes. Our data follow theirs but are our own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -44,59 +43,30 @@ FAINT = 0.03  # covered fraction of a pixel below which an object ends
 BRIGHTER = 1.2  # factor of brightness, because shrunk and enlarged strokes are paler
 CRUMB = 0.2  # ink of a piece, relative to the largest piece, below which it is of another digit
 DIGITS = "multi-mnist"
+LENGTH = 12.0  # training time on each data set, in minutes of the processor
+TEST_SCENES = 2000  # test scenes of each data set, at most; sprites and tetrominoes have 1,000
 FINDING: dict[str, dict[str, Any]] = {  # arguments of `find_objects`, chosen on training scenes
-    DIGITS: dict(temperature=PLACES),
+    DIGITS: dict(temperature=PLACES, draws=20),
+    "multi-sprites": dict(draws=20),
     "tetrominoes": dict(temperature=0.5, draws=60),
 }
 SIZES: dict[str, dict[str, Any]] = {
     DIGITS: dict(counts="learned"),
     "multi-sprites": dict(
-        slots=6,
-        window=20,
-        size=18.0,
-        size_spread=0.25,
-        sigma_image=0.2,
-        counts="learned",
-        ground="color",
+        **dict(slots=6, window=20, size=18.0, size_spread=0.25, sigma_image=0.2),
+        **dict(counts="learned", ground="color"),
         thing_settings=dict(latent=10, guide=dict(hidden=64)),
     ),
     "tetrominoes": dict(
-        slots=3,
-        window=20,
-        size=20.0,
-        size_spread=0.05,
-        sigma_image=0.2,
-        counts="learned",
-        blur=0.12,
-        temperature=0.125,
+        **dict(slots=3, window=20, size=20.0, size_spread=0.05, sigma_image=0.2),
+        **dict(counts="learned", blur=0.12, temperature=0.125),
         thing_settings=dict(latent=8, guide=dict(hidden=64)),
     ),
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the experiment on segmentation.
-
-    Args:
-        seeds: number of seeds.
-        length: training time on each data set, in minutes of the processor.
-        draws: samples of the guide that are combined; for tetrominoes 60.
-        tested: test scenes of each data set, at most; sprites and tetrominoes have 1,000.
-        named: training digits of MNIST that name the kinds of `shape-codes-mnist`.
-        sizes: arguments of the entries that replace the experiment's.
-    """
-
-    seeds: int = 5
-    length: float = 12.0
-    draws: int = 20
-    tested: int = 2000
-    named: int = 55_000
-    sizes: Any = None
-
-
 @experiment("scenes/segmentation", data="multi-mnist", minutes=200)
-def segmentation(options: Options, settings: Settings) -> Result:
+def segmentation(options: Options, *, seeds: int = 5) -> Result:
     """Segment digits, sprites and tetrominoes, and classify the digits (over three core-hours).
 
     `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be assigned to
@@ -105,14 +75,17 @@ def segmentation(options: Options, settings: Settings) -> Result:
     stands for their class: a window around each digit is encoded by `shape-codes-mnist`, which
     learned kinds without labels. `..._worst` is of the worst seed. Digits and tetrominoes are found
     with sampled positions of attention, as in `scenes/counts`, at temperatures of .1 and .5.
+
+    Args:
+        seeds: number of seeds.
     """
-    study = Study(dict.fromkeys(SIZES, settings), settings.seeds)
+    study = Study(SIZES, seeds)
     outcomes = study.run(one_set, options)
     rows = {name.replace("-", "_"): with_worst(numbers) for name, numbers in outcomes.items()}
     metrics: dict[str, Any] = group_by_quantity(rows)
     for name in [name for name, sets in metrics.items() if len(sets) == 1]:  # of digits alone
         metrics[name] = metrics[name]["multi_mnist"]
-    splits = {n: load_dataset(n, options.data_root).test[: settings.tested] for n in SIZES}
+    splits = {n: load_dataset(n, options.data_root).test[:TEST_SCENES] for n in SIZES}
     best, ambiguous = best_of_pieces(splits["tetrominoes"].images)
     metrics["ari"]["tetrominoes_best"], metrics["ambiguous_tetrominoes"] = best, ambiguous
     folders = study.folders(options)
@@ -121,20 +94,19 @@ def segmentation(options: Options, settings: Settings) -> Result:
     return Result(metrics, figures)
 
 
-def one_set(job: Job[Settings]) -> dict[str, Number]:
-    """Train on one data set, and measure the segmentation."""
-    name, settings, options = job.name, job.variant, job.options
+def one_set(job: Job[dict[str, Any]]) -> dict[str, Number]:
+    """Train an entry of the job's arguments on its data set, and measure the segmentation."""
+    name, options = job.name, job.options
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
-    entry = create_untrained("scenes", data, options, **(settings.sizes or SIZES[name]))
-    test, digits = data.test[: settings.tested], name == DIGITS
-    minutes, checks = options.minutes or settings.length, Checks(clock="processor")
+    entry = create_untrained("scenes", data, options, **job.variant)
+    test, digits = data.test[:TEST_SCENES], name == DIGITS
+    minutes, checks = options.minutes or LENGTH, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=64 if digits else 16, checks=checks)
-    arguments: dict[str, Any] = {"draws": settings.draws, **FINDING.get(name, {})}
-    objects, numbers = measure_objects(entry, test, **arguments)
+    objects, numbers = measure_objects(entry, test, **FINDING[name])
     if digits:
         overlaps = box_overlaps(objects.boxes, objects.presence, test.objects)
         numbers["iou"] = mean_and_error(overlaps)
-        labelled = load_dataset("mnist", options.data_root).train[: settings.named]
+        labelled = load_dataset("mnist", options.data_root).train
         numbers["cluster_accuracy"] = name_digits(test, objects, labelled)
     return numbers
 

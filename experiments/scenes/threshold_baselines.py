@@ -151,11 +151,7 @@ def baseline_labels(image: Tensor, method: str, *, scale: str, **settings: Any) 
 def score_baseline(
     picture: MarkedPicture, method: str, distance: Tensor | float, settings: dict[str, Any]
 ) -> BaselineScores:
-    """Score a method with given settings on a picture.
-
-    Args:
-        distance: largest distance of a center from its mark, see `score_centers`.
-    """
+    """Score a method on a picture; centers lie within a distance of marks, see `score_centers`."""
     labels = baseline_labels(picture.image, method, **settings)
     scores = score_centers(label_centers(labels), picture.centers, distance)
     overlap = math.nan
@@ -176,24 +172,19 @@ def f1_score(centers: CenterScores) -> float:
     return 2 * centers.precision * centers.recall / total if total else 0.0
 
 
-def score_baselines() -> dict[str, dict[str, dict[str, BaselineScores]]]:
-    """Score all methods on coins and nuclei: picture, method, and where settings are from."""
+def score_baselines() -> Iterator[tuple[str, str, BaselineScores]]:
+    """Yield picture, method with the origin of its settings, and scores: coins, then nuclei."""
     pictures = {name: read_whole_picture(name) for name in ("coins", "nuclei")}
     near = {name: NEAR.get(name, picture.radii) for name, picture in pictures.items()}
     best = {
-        (name, method): best_baseline(picture, method, near[name])
+        (name, method): best_baseline(picture, method, near[name]).settings
         for name, picture in pictures.items()
         for method in LABELS
     }
-    result: dict[str, dict[str, dict[str, BaselineScores]]] = {}
-    for name, other in (("coins", "nuclei"), ("nuclei", "coins")):
-        picture, distance = pictures[name], near[name]
-        result[name] = {
-            method: {
-                "default": score_baseline(picture, method, distance, DEFAULTS[method]),
-                "other": score_baseline(picture, method, distance, best[other, method].settings),
-                "best": best[name, method],
-            }
-            for method in LABELS
-        }
-    return result
+    for (name, picture), other in zip(pictures.items(), ("nuclei", "coins"), strict=True):
+        for method in LABELS:
+            default = DEFAULTS[method]
+            origins = {"default": default, "other": best[other, method], "best": best[name, method]}
+            for origin, settings in origins.items():
+                scores = score_baseline(picture, method, near[name], settings)
+                yield name, f"{method}_{origin}", scores

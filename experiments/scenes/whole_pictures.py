@@ -8,7 +8,6 @@ trained on tiles of pictures of MNIST's training digits, and reads pictures of i
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,12 @@ from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.tiles import SETTINGS, TILE, tiles_of_pictures
 from capsule_zoo.data.whole_pictures import read_whole_picture
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
-from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds, single
+from capsule_zoo.experiments.common.findings import (
+    group_by_quantity,
+    mean_and_error,
+    over_seeds,
+    single,
+)
 from capsule_zoo.experiments.scenes.threshold_baselines import score_baselines
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Checks
@@ -40,38 +44,18 @@ DIGITS: dict[str, Any] = dict(  # whole digits, and not their strokes, are the o
     size_distribution="given", size_spread=0.1, slots=4, thing_settings=dict(latent=20)
 )
 LEVELED = 50  # pictures on which a leveling is fitted
+LENGTH = 5.0  # minutes of the processor for a run on a real picture
+TILES = 4000  # training tiles of a real picture
+TRAINING_PICTURES = 500  # pictures of digits that train
+TEST_PICTURES = 30  # test pictures of 20 to 60 digits
+INTERVAL_PICTURES = 200  # test pictures of 5 to 15 digits, whose intervals are checked
+LONGER = 4  # times as many tiles of digits, and minutes, as of a real picture
+SOURCE = "mnist"  # data set of the digits
 NEAR = {"coins": 30.0, "nuclei": 30.0, "digits": 9.0}  # pixels between matched centers, at most
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the experiment on whole pictures.
-
-    Args:
-        seeds: number of seeds.
-        length: training time of a run on a real picture, in minutes of the processor.
-        digits_length: training time of a run on digits.
-        tiles: training tiles of each run; of digits four times as many.
-        composed: pictures of digits that train.
-        tested: test pictures of 20 to 60 digits.
-        intervals: test pictures of 5 to 15 digits on 150x150 pixels, whose intervals are checked.
-        digits: data set of the digits, "mnist" or scikit-learn's "digits".
-        sizes: settings of the entry that replace those of `data.tiles`.
-    """
-
-    seeds: int = 3
-    length: float = 5.0
-    digits_length: float = 20.0
-    tiles: int = 4000
-    composed: int = 500
-    tested: int = 30
-    intervals: int = 200
-    digits: str = "mnist"
-    sizes: Any = None
-
-
 @experiment("scenes/whole-pictures", data="mnist", minutes=60)
-def whole_pictures(options: Options, settings: Settings) -> Result:
+def whole_pictures(options: Options, *, seeds: int = 3) -> Result:
     """Count coins, nuclei and digits on whole pictures (over an hour of one core).
 
     `..._error_worst` is the largest difference from the true number over seeds. Precision, recall
@@ -81,8 +65,11 @@ def whole_pictures(options: Options, settings: Settings) -> Result:
     `interval_expected` its mean probability. `seconds` is the time in which a core reads the
     picture of nuclei, and `cost_exponent` how time grows with the area: 1 is linear. The tables
     have the counts of thresholds and of a watershed.
+
+    Args:
+        seeds: number of seeds.
     """
-    study = Study(dict.fromkeys((*PICTURES, "digits"), settings), settings.seeds)
+    study = Study(dict.fromkeys((*PICTURES, "digits")), seeds)
     outcomes = study.run(one_picture, options)
     real: dict[str, Numbers] = {}
     for name in PICTURES:
@@ -92,10 +79,9 @@ def whole_pictures(options: Options, settings: Settings) -> Result:
             if quantity in runs[0]:
                 least = min(run[quantity][0] for run in runs)
                 numbers[quantity] = single(least, len(runs))
-        numbers |= over_seeds([{"count": r["count"]} for r in runs])
-        for quantity, number in numbers.items():
-            real.setdefault(quantity, {})[name] = number
-    metrics: dict[str, Any] = {"real pictures": Table(real, "{variant}_{quantity}")}
+        real[name] = numbers | over_seeds([{"count": r["count"]} for r in runs])
+    table = Table(group_by_quantity(real), "{variant}_{quantity}")
+    metrics: dict[str, Any] = {"real pictures": table}
     metrics["seconds"] = single(max(run["seconds"][0] for run in outcomes["nuclei"]))
     metrics["cost_exponent"] = single(max(run["exponent"][0] for run in outcomes["nuclei"]))
     metrics |= over_seeds(outcomes["digits"])
@@ -104,13 +90,13 @@ def whole_pictures(options: Options, settings: Settings) -> Result:
     return Result({**metrics, **baselines()}, figures)
 
 
-def one_picture(job: Job[Settings]) -> dict[str, Number]:
+def one_picture(job: Job) -> dict[str, Number]:
     """Train on one real picture, or on composed pictures, and measure what is read."""
-    name, settings = job.name, job.variant
+    name = job.name
     if name == "digits":
         return digits(job)
     picture = read_whole_picture(name, 1.0)
-    entry = train_on([picture.image], job, settings.length, settings.tiles)
+    entry = train_on([picture.image], job, LENGTH, TILES)
     began = time.process_time()
     (objects,) = read_pictures(entry.model, entry.guide, [picture.image])
     seconds = time.process_time() - began
@@ -120,7 +106,6 @@ def one_picture(job: Job[Settings]) -> dict[str, Number]:
         "error": single(objects.count - len(picture.centers)),
         "precision": single(scores.precision, scores.number),
         "recall": single(scores.recall, len(picture.centers)),
-        "repeated": single(scores.repeated),
         "seconds": single(seconds),
     }
     if not picture.radii.isnan().any():
@@ -146,44 +131,38 @@ def cost_exponent(entry: Entry, image: Tensor) -> float:
     return math.log(min(times[4]) / min(times[1]), 4)
 
 
-def digits(job: Job[Settings]) -> dict[str, Number]:
+def digits(job: Job) -> dict[str, Number]:
     """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
-    settings, root = job.variant, data_folder(job.options.data_root)
-    composed = composed_digits(
-        root, "train", settings.composed, of=settings.digits, seed=job.options.seed
-    )
-    pictures = [composed[k].image for k in range(settings.composed)]
-    entry = train_on(pictures, job, settings.digits_length, 4 * settings.tiles, **DIGITS)
-    tests = composed_digits(root, "test", settings.tested, of=settings.digits)
-    truth = [tests[k] for k in range(settings.tested)]
+    root, seed = data_folder(job.options.data_root), job.options.seed
+    composed = composed_digits(root, "train", TRAINING_PICTURES, of=SOURCE, seed=seed)
+    pictures = [composed[k].image for k in range(TRAINING_PICTURES)]
+    entry = train_on(pictures, job, LONGER * LENGTH, LONGER * TILES, **DIGITS)
+    tests = composed_digits(root, "test", TEST_PICTURES, of=SOURCE)
+    truth = [tests[k] for k in range(TEST_PICTURES)]
     results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
     errors = [
         abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
     ]
     aris = [foreground_ari(r.owners[None], t.objects) for r, t in zip(results, truth, strict=True)]
     canvas: dict[str, Any] = dict(canvas=(150, 150), least=5, most=15, seed=1)
-    small = composed_digits(root, "test", settings.intervals, of=settings.digits, **canvas)
-    truth = [small[k] for k in range(settings.intervals)]
+    small = composed_digits(root, "test", INTERVAL_PICTURES, of=SOURCE, **canvas)
+    truth = [small[k] for k in range(INTERVAL_PICTURES)]
     posteriors = read_pictures(entry.model, entry.guide, [p.image for p in truth])
     true = [len(p.centers) for p in truth]
     coverage = interval_coverage([p.count_probabilities for p in posteriors], true)
+    error = math.sqrt(coverage.covered * (1 - coverage.covered) / len(true))  # of a fraction
     right = [float(p.count == n) for p, n in zip(posteriors, true, strict=True)]
     return {
         "digits_error": mean_and_error(errors),
         "digits_ari": mean_and_error(torch.cat(aris)),
-        "interval_coverage": (coverage.covered, _binomial(coverage.covered, len(true)), len(true)),
+        "interval_coverage": (coverage.covered, error, len(true)),
         "interval_expected": single(coverage.expected, len(true)),
         "digits_right": mean_and_error(right),
     }
 
 
-def _binomial(fraction: float, number: int) -> float:
-    """Return the standard error of a fraction."""
-    return math.sqrt(fraction * (1 - fraction) / number)
-
-
 def train_on(
-    pictures: Sequence[Tensor], job: Job[Settings], length: float, number: int, **different: Any
+    pictures: Sequence[Tensor], job: Job, length: float, number: int, **different: Any
 ) -> Entry:
     """Train the entry `scenes` on tiles of pictures (C, H, W).
 
@@ -197,7 +176,7 @@ def train_on(
     leveled = [leveling(picture) for picture in pictures]
     tiles = tiles_of_pictures(leveled, TILE, number, seed=options.seed)
     data = Dataset(job.name, Split(tiles[100:]), Split(tiles[:50]), Split(tiles[50:100]))
-    sizes = {**SETTINGS, **different, "leveling": leveling, **(job.variant.sizes or {})}
+    sizes = {**SETTINGS, **different, "leveling": leveling}
     entry = create_untrained("scenes", data, options, **sizes)
     minutes, checks = options.minutes or length, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=24, checks=checks)
@@ -207,13 +186,10 @@ def train_on(
 def baselines() -> dict[str, Numbers]:
     """Return what thresholds and a watershed count on each picture, by origin of their settings."""
     tables: dict[str, Numbers] = {}
-    for picture, methods in score_baselines().items():
-        for method, origins in methods.items():
-            for origin, scores in origins.items():
-                row, centers = f"{method}_{origin}", scores.centers
-                for quantity in ("number", "precision", "recall"):
-                    value = single(getattr(centers, quantity))
-                    tables.setdefault(f"{picture}_baseline_{quantity}", {})[row] = value
+    for picture, row, scores in score_baselines():
+        for quantity in ("number", "precision", "recall"):
+            value = single(getattr(scores.centers, quantity))
+            tables.setdefault(f"{picture}_baseline_{quantity}", {})[row] = value
     return tables
 
 

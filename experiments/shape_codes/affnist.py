@@ -1,6 +1,6 @@
 """Shape codes trained on shifted digits, tested on digits under affine maps."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from capsule_zoo.experiments.shape_codes.objects import (
     PENALTY,
     PROBED,
     TEMPERATURE,
-    ObjectSettings,
     best_of,
     create_on_published_parts,
     read_objects,
@@ -28,6 +27,7 @@ from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.shape_codes.entry import parse_dataset, part_sets
 
 DEGREES, SHEAR, SCALE_X, SCALE_Y = range(4)  # columns of the motions; scales are logarithms
+IMAGES = 10_000  # number of digits under affine maps that are tested
 # Moves at each step of the search: the columns that change together, and the changes.
 SEARCH: tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...] = (
     ("rotated", (DEGREES,), (-20.0, -10.0, 10.0, 20.0)),
@@ -37,19 +37,6 @@ SEARCH: tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...] = (
     ("stretched along y", (SCALE_Y,), (-0.12, 0.12)),
     ("rotated again", (DEGREES,), (-5.0, 5.0)),
 )
-
-
-@dataclass(frozen=True)
-class Settings(ObjectSettings):
-    """The settings of the experiment, and of its objects.
-
-    Args:
-        images: number of digits under affine maps that are tested.
-    """
-
-    parts_of: str = "part-whole-affnist"
-    sigma_min: float = 0.0175
-    images: int = 10_000
 
 
 class Reading(NamedTuple):
@@ -67,7 +54,7 @@ class Reading(NamedTuple):
 
 
 @experiment("shape-codes/affnist", data="affnist", minutes=30)
-def affnist(options: Options, settings: Settings) -> Result:
+def affnist(options: Options) -> Result:
     """Classify digits under affine maps by objects of shifted digits (30 minutes).
 
     The parts are of published weights, frozen, and every digit is seen with its ink in the
@@ -76,15 +63,15 @@ def affnist(options: Options, settings: Settings) -> Result:
     best. `accuracy_...` is the probe's accuracy after each step.
     """
     data = load_dataset("affnist", root=options.data_root).transform_images(center_ink)
-    entry = create_on_published_parts(settings.main, settings, options.seed)
+    entry = create_on_published_parts(64, options.seed, "part-whole-affnist", 0.0175)
     options.say("Parsing all images")
     sets = parse_dataset(data, options.seed, guide=entry.guide)
-    train_objects(entry, sets, settings, options)
+    train_objects(entry, sets, options)
     training_set = sets.train[:PROBED]
     features = read_objects(entry.guide, training_set.images, TEMPERATURE).features()
     probe = fit_probe(features, training_set.labels, PENALTY)
-    options.say(f"Moving {settings.images:,} images")
-    test = data.test[: settings.images]
+    test = data.test[:IMAGES]
+    options.say(f"Moving {len(test):,} images")
     accuracies, motions = moved_digits(entry, probe, test)
     preview = test.images[:COLUMNS]
     images = {"image": preview, "moved": move_images(preview, motions[: len(preview)])}

@@ -15,37 +15,29 @@ from capsule_zoo.experiments.shape_codes.objects import measure_clusters, read_o
 from capsule_zoo.registry import load
 from capsule_zoo.zoo.shape_codes.entry import parse_dataset
 
+NUM_CLUSTERS = (10, 64)  # numbers of clusters that are tried
+COMPONENTS = 50  # number of principal components of the pixels
+
 
 @experiment("shape-codes/clusters", data="mnist", minutes=5)
-def clusters(
-    options: Options,
-    *,
-    weights: str = "shape-codes-mnist",
-    components: int = 50,
-    numbers: tuple[int, ...] = (10, 64),
-) -> Result:
+def clusters(options: Options) -> Result:
     """Find classes by k-means on the inputs of shape codes, compared with kinds (5 minutes).
 
     Clusters are fitted to training images and evaluated like kinds: a cluster counts as its
     commonest class among training images. Ten clusters are also matched one to one.
-
-    Args:
-        weights: name of the weights that find the parts and the kinds.
-        components: number of principal components of the pixels.
-        numbers: numbers of clusters that are tried.
     """
     data = load_dataset("mnist", root=options.data_root)
-    guide = load(weights).guide
+    guide = load("shape-codes-mnist").guide
     sets = parse_dataset(data, options.seed, guide=guide, tested=None)
     labels = sets.train.labels, sets.test.labels
     kinds = [read_objects(guide, split.images).belief for split in (sets.train, sets.test)]
     rows = {"kinds_64": measure_clusters(kinds, labels)}
-    project = principal_components(data.train.images, components, options.seed)
+    project = principal_components(data.train.images, COMPONENTS, options.seed)
     features = {
         "pixels": [project(guide, split.images) for split in (data.train, data.test)],
         "parts": [flatten_parts(split.images) for split in (sets.train, sets.test)],
     }
-    for number in numbers:
+    for number in NUM_CLUSTERS:
         for name, (train_rows, test_rows) in features.items():
             options.say(f"Fitting {number} clusters to {name}")
             belief = cluster(train_rows, test_rows, number, options.seed)

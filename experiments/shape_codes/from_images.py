@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
@@ -36,57 +36,49 @@ from capsule_zoo.zoo.shape_codes.entry import part_sets
 JITTERED = Inputs(transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1))
 SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
 LETTERS = "font-letters"
+CLUSTERS = "cluster_accuracy", "kinds_in_use"  # measures of the kinds of letters
 EPOCHS = 100  # epochs of the classifier that judges samples, on 324 letters
+DIGIT_STEPS = 4800  # updates of all stages for digits, unless minutes are given
+LETTER_STEPS = (1000, 4000)  # updates of all stages for letters, a row for each number
+TIGHTENING = 400  # updates of the guide with normal poses
+COMPARED_IMAGES, PARTICLES = 48, 50  # digits on which guides are compared, draws of the bound
+SAMPLES = 300  # samples of the prior, and digits with which they are compared
 CLEAR = 0.9  # probability of the predicted class above which a sample is clear
 
 
 @experiment("shape-codes/digits", data="digits", minutes=3)
-def digits(
-    options: Options,
-    *,
-    steps: int = 4800,
-    tightening: int = 400,
-    images: int = 48,
-    particles: int = 50,
-    samples: int = 300,
-) -> Result:
-    """Learn scikit-learn's digits level by level, draw new ones, and compare guides (5 minutes).
-
-    Args:
-        steps: updates of all stages, unless minutes are given; then all other steps shrink too.
-        tightening: updates of the guide with normal poses.
-        images: number of held-out digits on which guides are compared.
-        particles: number of draws of the IWAE bound.
-        samples: number of samples of the prior, which are compared with as many test digits.
-    """
+def digits(options: Options) -> Result:
+    """Learn scikit-learn's digits level by level, draw new ones, and compare guides (5 minutes)."""
     data = load_dataset("digits")
     entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
-    arguments: dict[str, Any] = dict(inputs=JITTERED, in_stages=True, **options.limit(steps))
+    arguments: dict[str, Any] = dict(inputs=JITTERED, in_stages=True, **options.limit(DIGIT_STEPS))
     train(entry, data, options, name="digits", **arguments)
-    shorter: dict[str, Any] = dict(steps=options.shorten_steps(tightening), inputs=JITTERED)
-    normal = tighten(entry, data, options, **shorter)
-    subset = data.test[:images]
+    tightening = options.shorten_steps(TIGHTENING)
+    normal = tighten(entry, data, options, steps=tightening, inputs=JITTERED)
+    subset = data.test[:COMPARED_IMAGES]
     options.say(f"Comparing guides on {len(subset)} held-out digits")
     routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(ShapeCodesGuide)
-    guides: dict[str, nn.Module] = {
-        "network": normal.guide,
-        "routing": routing.with_poses("normal"),
-        "points": entry.guide,
-    }
-    pairs = {name: (entry.model, guide) for name, guide in guides.items()}
-    table = compare(pairs, subset, num_particles=particles, seed=options.seed)
+    table = compare(
+        {
+            "network": (entry.model, normal.guide),
+            "routing": (entry.model, routing.with_poses("normal")),
+            "points": (entry.model, entry.guide),
+        },
+        subset,
+        num_particles=PARTICLES,
+        seed=options.seed,
+    )
     codes = measure_codes(entry, data)
     probes = {name: codes.pop(name) for name in ("probe", "probe_parts")}
     classifier = train_classifier(data.train, data.num_classes, epochs=10, seed=options.seed)
-    real = classifier.read(data.test.images[:samples])
+    real = classifier.read(data.test.images[:SAMPLES])
     drawn = mean_images(entry.model, len(real.features), seed=options.seed)
+    quality = looks(classifier.read(drawn), real)
     metrics: Metrics = {
-        **held_out_bounds(normal, data.test, particles, options.seed),
+        **held_out_bounds(normal, data.test, PARTICLES, options.seed),
         **probes,
         "classes": Table(group_by_quantity({"kinds": codes}), "{quantity}"),
-        "samples": Table(
-            group_by_quantity({"prior": looks(classifier.read(drawn), real)}), "{quantity}"
-        ),
+        "samples": Table(group_by_quantity({"prior": quality}), "{quantity}"),
     }
     figures = {**pictures(entry, data.test.images), "guides": table.draw()}
     return Result(metrics, figures, table, normal)
@@ -108,9 +100,7 @@ def measure_codes(entry: Entry, data: Dataset) -> Numbers:
 
 
 @experiment("shape-codes/letters", data=LETTERS, minutes=20)
-def letters(
-    options: Options, *, steps: tuple[int, ...] = (1000, 4000), seeds: int = 3, samples: int = 300
-) -> Result:
+def letters(options: Options, *, seeds: int = 3) -> Result:
     """Train on 324 letters as `capsule-zoo train shape-codes` does, and draw new ones (20 minutes).
 
     Samples of the prior are judged by a convolutional classifier of the 324 letters: `confidence`
@@ -122,15 +112,13 @@ def letters(
     as its commonest class. `core_minutes` is the processor time of a training.
 
     Args:
-        steps: updates of all stages, with a row for each number; they shrink with minutes.
         seeds: number of seeds.
-        samples: number of samples of the prior.
     """
-    study = Study({f"{number}_steps": options.shorten_steps(number) for number in steps}, seeds)
+    study = Study({f"{n}_steps": options.shorten_steps(n) for n in LETTER_STEPS}, seeds)
     untimed, data = replace(options, minutes=None), load_dataset(LETTERS)
-    rows = means_of(study.run(learn_letters, untimed, samples=samples))
+    rows = means_of(study.run(learn_letters, untimed))
     rows["real_letters"] = judge_letters(train_judge(data), data.test.images)
-    longest = load(study.folders(untimed)[f"{max(steps)}_steps"])
+    longest = load(study.folders(untimed)[f"{max(LETTER_STEPS)}_steps"])
     images, labels = zip(
         *((s.images.flatten(1).numpy(), s.labels) for s in (data.train, data.test)), strict=True
     )
@@ -139,19 +127,16 @@ def letters(
     return Result(metrics, pictures(longest, data.test.images), entry=longest)
 
 
-def learn_letters(job: Job[int], *, samples: int) -> Numbers:
+def learn_letters(job: Job[int]) -> Numbers:
     """Train for the job's number of steps; return measures of codes and samples."""
     data, options = load_dataset(LETTERS), job.options
     entry = create_untrained("shape-codes", data, options)
     arguments: dict[str, Any] = dict(steps=job.variant, checks=Checks(clock="processor"))
     run = train(entry, data, options, in_stages=True, **arguments)
-    codes = measure_codes(entry, data)
+    codes, names = measure_codes(entry, data), ("probe", "probe_parts", *CLUSTERS)
     return {
-        **judge_letters(train_judge(data), mean_images(entry.model, samples, seed=options.seed)),
-        **{
-            name: codes[name]
-            for name in ("probe", "probe_parts", "cluster_accuracy", "kinds_in_use")
-        },
+        **judge_letters(train_judge(data), mean_images(entry.model, SAMPLES, seed=options.seed)),
+        **{name: codes[name] for name in names},
         "core_minutes": single(run.seconds / 60),
     }
 

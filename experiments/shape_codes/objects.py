@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +13,13 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import group_by_quantity, looks, mean_and_error, ratio
+from capsule_zoo.experiments.common.findings import (
+    group_by_quantity,
+    looks,
+    mean_and_error,
+    ratio,
+    single,
+)
 from capsule_zoo.figures.grids import COLUMNS, image_rows
 from capsule_zoo.guides.parts.rotations import rotate_images
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
@@ -39,46 +45,14 @@ TEMPERATURE = 100.0  # temperature of the belief in the features of the probes; 
 PENALTY = 0.1  # inverse strength of the regularization of probes on objects
 OBJECT = ["object_kind", "object_pose", "object_code"]
 REPEATED = ("cluster_accuracy", "cluster_accuracy_sampled", "frechet", "probe", "probe_all")
-
-
-@dataclass(frozen=True)
-class ObjectSettings:
-    """Settings of objects on published parts.
-
-    Args:
-        parts_of: name of the published weights whose parts are used.
-        main: the number of kinds for which all measures are computed.
-        sigma_min: smallest standard deviation of a part's pose.
-        steps: updates after the initialization from factor analyzers.
-    """
-
-    parts_of: str = "shape-codes-mnist"
-    main: int = 64
-    sigma_min: float = 0.025
-    steps: int = 200
-
-
-@dataclass(frozen=True)
-class Settings(ObjectSettings):
-    """The settings of the experiment, and of its objects.
-
-    Args:
-        kinds: numbers of kinds that are tried.
-        images: number of images in every Frechet distance.
-        held_out: number of images on which the loss of redrawn parts is measured.
-        rotated: number of digits that are rotated by any angle.
-        seeds: number of initializations of the objects for measures over seeds.
-    """
-
-    kinds: tuple[int, ...] = (10, 64)
-    images: int = 5000
-    held_out: int = 1000
-    rotated: int = 10_000
-    seeds: int = 3
+KINDS = (10, 64)  # numbers of kinds that are tried; of the last, all measures are computed
+STEPS = 200  # updates after the initialization from factor analyzers
+IMAGES = 5000  # number of images in every Frechet distance
+HELD_OUT_IMAGES = 1000  # number of images on which the loss of redrawn parts is measured
 
 
 @experiment("shape-codes/objects", data="mnist", minutes=30)
-def objects(options: Options, settings: Settings) -> Result:
+def objects(options: Options, *, seeds: int = 3) -> Result:
     """Train objects with shape codes on frozen, published parts of MNIST (30 minutes).
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
@@ -86,45 +60,40 @@ def objects(options: Options, settings: Settings) -> Result:
     64 kinds also: the loss when parts are redrawn from their object, linear probes, and digits
     rotated by any angle and encoded at the rotation at which the objects explain the parts best.
     `..._over_seeds` is the mean over several initializations of the objects, `..._worst` the worst.
+
+    Args:
+        seeds: number of initializations of the objects for measures over seeds.
     """
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
-    real = classifier.read(data.test.images[: settings.images])
+    real = classifier.read(data.test.images[:IMAGES])
     options.say("Parsing all images")
-    published = create_on_published_parts(settings.main, settings, options.seed).guide
+    published = create_on_published_parts(KINDS[-1], options.seed).guide
     sets = parse_dataset(data, options.seed, guide=published, tested=None)
 
     def learn(kinds: int, seed: int) -> tuple[Entry, list[Object], Tensor, Numbers]:
         """Train objects; return them, what they infer, samples, and measures of the kinds."""
-        entry = create_on_published_parts(kinds, settings, seed)
-        train_objects(entry, sets, settings, replace(options, seed=seed))
+        entry = create_on_published_parts(kinds, seed)
+        train_objects(entry, sets, replace(options, seed=seed))
         splits = sets.train, sets.test
         inferred = [read_objects(entry.guide, s.images, TEMPERATURE) for s in splits]
-        samples = mean_images(entry.model, settings.images, seed=seed)
+        samples = mean_images(entry.model, IMAGES, seed=seed)
         classes = measure_clusters([o.belief for o in inferred], [s.labels for s in splits])
         return entry, inferred, samples, classes | looks(classifier.read(samples), real)
 
-    numbers: Numbers = {}
-    main: Entry | None = None
     rows: dict[str, Tensor] = {"digits": data.test.images[:COLUMNS]}
     by_kinds: dict[str, Numbers] = {}
-    for kinds in settings.kinds:
-        entry, inferred, samples, by_kinds[str(kinds)] = learn(kinds, options.seed)
+    for kinds in KINDS:
+        main, inferred, samples, by_kinds[str(kinds)] = learn(kinds, options.seed)
         rows[f"{kinds} kinds"] = samples[:COLUMNS]
-        if kinds == settings.main:
-            main = entry
-            numbers = measure_main(entry, data, sets, inferred, settings, options.seed)
-    starts: Metrics = {}
-    if main and settings.seeds > 1:
-        again: list[Numbers] = []
-        for seed in range(options.seed + 1, options.seed + settings.seeds):
-            _, inferred, _, classes = learn(settings.main, seed)
-            features = [item.features() for item in inferred]
-            again.append(classes | probes(features, sets, "probe", PENALTY))
-        seeds = [by_kinds[str(settings.main)] | numbers, *again]
-        table = Table(mean_and_worst(seeds), "{variant}_{quantity}")
-        starts = {"starts of the objects": table}
-    metrics: Metrics = {**group_by_quantity(by_kinds), **numbers, **starts}
+    numbers = measure_main(main, data, sets, inferred, options.seed)
+    outcomes = [by_kinds[str(KINDS[-1])] | numbers]
+    for seed in range(options.seed + 1, options.seed + seeds):
+        _, inferred, _, classes = learn(KINDS[-1], seed)
+        features = [item.features() for item in inferred]
+        outcomes.append(classes | probes(features, sets, "probe", PENALTY))
+    starts = Table(mean_and_worst(outcomes), "{variant}_{quantity}")
+    metrics: Metrics = {**group_by_quantity(by_kinds), **numbers, "starts of the objects": starts}
     figures = {"": image_rows(rows, "Digits, and samples of the prior of shape codes")}
     return Result(metrics, figures, None, main)
 
@@ -140,12 +109,7 @@ def mean_and_worst(seeds: Sequence[Numbers]) -> dict[str, Numbers]:
 
 
 def measure_main(
-    entry: Entry,
-    data: Dataset,
-    sets: Dataset,
-    inferred: "list[Object]",
-    settings: Settings,
-    seed: int,
+    entry: Entry, data: Dataset, sets: Dataset, inferred: "list[Object]", seed: int
 ) -> Numbers:
     """Measure the objects' loss of explained parts, linear probes, and rotated digits.
 
@@ -158,30 +122,30 @@ def measure_main(
     features = [item.features() for item in inferred]
     probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)
     return {
-        **lost(entry, data.test.images[: settings.held_out], seed),
+        **lost(entry, data.test.images[:HELD_OUT_IMAGES], seed),
         **probes(features, sets, "probe", PENALTY),
         **probes(parts, sets, "probe_parts"),
-        **rotated_digits(entry, probe, data.test[: settings.rotated]),
+        **rotated_digits(entry, probe, data.test),
     }
 
 
-def create_on_published_parts(kinds: int, settings: ObjectSettings, seed: int) -> Entry:
+def create_on_published_parts(
+    kinds: int, seed: int, weights: str = "shape-codes-mnist", sigma_min: float = 0.025
+) -> Entry:
     """Return an untrained entry with the parts of published weights."""
-    source = load(settings.parts_of)
+    source = load(weights)
     pyro.set_rng_seed(seed)
-    return create_from_parts(
-        source, kinds=kinds, codes=16, sigma_min=settings.sigma_min, sigma_top=0.005
-    )
+    return create_from_parts(source, kinds=kinds, codes=16, sigma_min=sigma_min, sigma_top=0.005)
 
 
-def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options: Options) -> None:
+def train_objects(entry: Entry, sets: Dataset, options: Options) -> None:
     """Train the objects of an entry on part sets."""
-    options.say(f"Training objects of {entry.model.kinds} kinds, sigma_min={settings.sigma_min}")
+    options.say(f"Training objects of {entry.model.kinds} kinds")
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
-    arguments: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
     start_objects(entry.guide, sets.train, options.seed)
-    steps = options.shorten_steps(settings.steps)
-    fit(*pair, sets, steps=steps, **{**ON_PART_SETS, "batch_size": 256, **arguments})
+    arguments = ON_PART_SETS | dict(batch_size=256, steps=options.shorten_steps(STEPS))
+    checks = Checks(progress=options.progress)
+    fit(*pair, sets, seed=options.seed, checks=checks, **arguments)
 
 
 class Object(NamedTuple):
@@ -248,11 +212,7 @@ def read_kinds(guide: ShapeCodesGuide, sets: Tensor) -> Kinds:
 
 
 def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0) -> Object:
-    """Infer the objects of part sets (N, 1, P, 7).
-
-    Args:
-        temperature: temperature T of the belief in the features.
-    """
+    """Infer the objects of part sets (N, 1, P, 7), with features at a temperature of the belief."""
     return read_kinds(guide, sets).weigh_kinds(temperature)
 
 
@@ -310,9 +270,8 @@ def encode_at_best_rotation(
     Returns:
         The objects, and the index of every image's rotation, (N,).
     """
-    views = (
-        read_objects(guide, s, temperature) for s in sets_at_rotations(guide, split, rotations)
-    )
+    sets = sets_at_rotations(guide, split, rotations)
+    views = (read_objects(guide, view, temperature) for view in sets)
     return best_of(views, lambda view: view.explained)
 
 
@@ -344,16 +303,15 @@ def measure_clusters(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Num
         "cluster_accuracy_sampled": commonest[drawn],
     }
     if kinds == classes:
-        _, single = linear_sum_assignment(-count.numpy())  # the class of every kind
-        answers["cluster_accuracy_one_to_one"] = torch.from_numpy(single)[tested.argmax(-1)]
-    numbers: Numbers = {
-        name: mean_and_error((answer == truth).double()) for name, answer in answers.items()
-    }
+        _, assignment = linear_sum_assignment(-count.numpy())  # the class of every kind
+        answers["cluster_accuracy_one_to_one"] = torch.from_numpy(assignment)[tested.argmax(-1)]
     fraction = belief.mean(0)
-    entropy = torch.special.entr(fraction).sum()
-    numbers["kinds_in_use"] = float((fraction > 0.1 / kinds).sum()), None, len(belief)
-    numbers["kinds_perplexity"] = float(entropy.exp()), None, len(belief)
-    return numbers
+    perplexity = torch.special.entr(fraction).sum().exp().item()
+    return {
+        **{name: mean_and_error((answer == truth).double()) for name, answer in answers.items()},
+        "kinds_in_use": single((fraction > 0.1 / kinds).sum().item(), len(belief)),
+        "kinds_perplexity": single(perplexity, len(belief)),
+    }
 
 
 def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
@@ -389,9 +347,8 @@ def rotated_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
     split = replace(test, images=images)
     objects, rotation = encode_at_best_rotation(entry.guide, split, ROTATIONS, TEMPERATURE)
     right = probe.predict(objects.features()) == test.labels.numpy()
-    away = (
-        degrees + 360 * rotation / ROTATIONS + 180
-    ) % 360 - 180  # from upright, after the rotation
+    after = degrees + 360 * rotation / ROTATIONS
+    away = (after + 180) % 360 - 180  # from upright
     return {
         "rotated_aligned": mean_and_error(right.astype(float)),
         "rotation_within_20": mean_and_error((away.abs() <= 20).double()),

@@ -1,7 +1,7 @@
 """Stacked capsule autoencoders: classes found by clusters of their capsules, and probes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ SITES = {
     "presence_pose": ["object_presence", "object_pose"],
     "part_presence_pose": ["part_presence", "part_pose"],
 }
+PROBED = TEST_IMAGES = 10_000  # images that probes and clusters are fitted on, and test images
 BATCH_SIZE = 32  # batch size of both models; larger batches learn less in equal time
 STACKED = "stacked-capsule-autoencoder"
 SIZES: dict[str, Mapping[str, Any]] = {  # on 40x40 pixels digits are as large as on 28x28
@@ -63,10 +64,10 @@ def compute_features(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
     return features
 
 
-def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
+def measure(entry: Entry, data: Dataset) -> Numbers:
     """Measure probes and matched clusters on latents, and the error of reconstructions."""
-    train_images, labels = data.train.images[:probed], data.train.labels[:probed]
-    images, answers = data.test.images[:tested], data.test.labels[:tested]
+    train_images, labels = data.train.images[:PROBED], data.train.labels[:PROBED]
+    images, answers = data.test.images[:TEST_IMAGES], data.test.labels[:TEST_IMAGES]
     train_features, features = (compute_features(entry, x) for x in (train_images, images))
     numbers: Numbers = {}
     for name, rows in train_features.items():
@@ -78,32 +79,20 @@ def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
     return {**numbers, "squared_error": squared_error(painted, images)}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of `affnist`.
-
-    Args:
-        probed: number of training images that probes and clusters are fitted on.
-        tested: number of test images.
-        seeds: number of seeds, among which the minutes are divided.
-    """
-
-    probed: int = 10_000
-    tested: int = 10_000
-    seeds: int = 1
-
-
 @experiment("stacked-capsule-autoencoder/affnist", data="affnist", minutes=120)
-def affnist(options: Options, settings: Settings) -> Result:
+def affnist(options: Options, *, seeds: int = 1) -> Result:
     """Train both models on shifted digits, and classify digits under affine maps (two hours).
 
     Images have 40x40 pixels, and every image is seen with its ink in the middle. Models, probes
     and clusters see shifted training digits only. `probe_...` are linear probes and `clusters_...`
     clusters that are matched with the classes, on presences, poses, and explained fractions.
+
+    Args:
+        seeds: number of seeds, among which the minutes are divided.
     """
     timed = replace(options, minutes=options.budget)
-    study = Study(dict.fromkeys(SIZES), settings.seeds)
-    outcomes = study.run(learn, timed, settings=settings)
+    study = Study(dict.fromkeys(SIZES), seeds)
+    outcomes = study.run(learn, timed)
     numbers = {snake_case(name): over_seeds(rows) for name, rows in outcomes.items()}
     entry = load(study.folders(timed)[STACKED])
     images = load_centered(options).test.images
@@ -115,46 +104,35 @@ def load_centered(options: Options) -> Dataset:
     return load_dataset("affnist", root=options.data_root).transform_images(center_ink)
 
 
-def learn(job: Job, *, settings: Settings) -> Numbers:
+def learn(job: Job) -> Numbers:
     """Train the entry of the job's name and measure it."""
-    data, options = load_centered(job.options), job.options
-    data = replace(data, test=data.test[: settings.tested])
-    entry = create_untrained(job.name, data, options, **SIZES[job.name])
-    length: dict[str, Any] = dict(minutes=options.budget, checks=Checks(clock="processor"))
-    run = train(entry, data, options, in_stages=True, batch_size=BATCH_SIZE, **length)
-    return {
-        **measure(entry, data, settings.probed, settings.tested),
-        "steps": single(run.steps),
-        "core_minutes": single(run.seconds / 60),
-    }
+    data = load_centered(job.options)
+    entry = create_untrained(job.name, data, job.options, **SIZES[job.name])
+    facts = train_in_time(entry, data, job.options)
+    return measure(entry, data) | facts
+
+
+def train_in_time(entry: Entry, data: Dataset, options: Options, **arguments: Any) -> Numbers:
+    """Train an entry for the options' minutes of the processor; return its updates and minutes."""
+    arguments |= dict(in_stages=True, batch_size=BATCH_SIZE, checks=Checks(clock="processor"))
+    run = train(entry, data, options, options.budget, **arguments)
+    return {"steps": single(run.steps), "core_minutes": single(run.seconds / 60)}
 
 
 @experiment("stacked-capsule-autoencoder/seeds", data="mnist")
-def seeds(
-    options: Options,
-    *,
-    runs: tuple[str, ...] = RUNS,
-    probed: int = Settings.probed,
-    tested: int = Settings.tested,
-) -> Result:
+def seeds(options: Options) -> Result:
     """Measure the published weights and runs from other seeds (2 minutes).
 
     The quantities are defined at `affnist`. The other runs are trained first, each by the command
     on the card of the weights with another seed: `capsule-zoo train stacked-capsule-autoencoder
     --data mnist --batch-size 32 --steps 60000 --seed 1`. Rows are seeds; `mean` is over the seeds,
     with the standard error of the mean. The pictures are of the first run.
-
-    Args:
-        runs: names of weights, or run folders.
-        probed: number of training images that probes and clusters are fitted on.
-        tested: number of test images.
     """
     data = load_dataset("mnist", root=options.data_root)
     rows: dict[str, Numbers] = {}
-    for run in runs:
+    for run in RUNS:
         options.say(f"Measuring {run}")
-        rows[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data, probed, tested)
+        rows[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data)
     rows["mean"] = over_seeds(list(rows.values()))
-    return Result(
-        {"weights": Table(group_by_quantity(rows))}, pictures(load(runs[0]), data.test.images)
-    )
+    figures = pictures(load(RUNS[0]), data.test.images)
+    return Result({"weights": Table(group_by_quantity(rows))}, figures)

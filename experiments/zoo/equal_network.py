@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,11 @@ from capsule_zoo.registry import Entry
 
 SHIFT = transforms.Shift(1)  # random shift of training images by pixels
 NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of `small`'s votes
+VECTOR_CAPSULES: Mapping[str, Any] = dict(guide=dict(channels=16))
+MOVED_DATA = "affnist"  # moved digits, which are not moved again
+DEGREES = (0, 15, 30, 45, 60, 90)  # rotations of test images, counterclockwise
+EPSILONS = (0.0, 0.05, 0.1)  # largest changes of a pixel under attack by one step
+CHANGED_IMAGES = 500  # number of test images that are rotated or attacked
 NETWORKS = ("capsules", "plain")
 LABELS = {  # labels in legends
     "capsules": "capsules",
@@ -42,43 +47,19 @@ class Search:
         decays: weight decays that are tried with each learning rate.
         tried: length of a try, as a fraction of the length of a training.
         seeds: number of seeds of each network.
-        sizes: arguments of the entry with capsules; by default a small network.
     """
 
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     decays: tuple[float, ...] = (0.0, 0.1)
     tried: float = 0.5
     seeds: int = 3
-    sizes: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Equal(Search):
-    """Settings of a comparison: `Search`, the data, and the changes of test images.
-
-    Args:
-        data: names of the data sets on which both networks are tuned.
-        moved: data sets with moved test images, for which the first data set's tuning serves.
-        degrees: angles by which test images are rotated, counterclockwise.
-        epsilons: largest changes of a pixel under attack by one step of the gradient's sign.
-        images: number of test images that are rotated or attacked.
-    """
-
-    data: tuple[str, ...] = ("mnist", "fashion-mnist")
-    moved: tuple[str, ...] = ("affnist",)
-    degrees: tuple[float, ...] = (0, 15, 30, 45, 60, 90)
-    epsilons: tuple[float, ...] = (0.0, 0.05, 0.1)
-    images: int = 500
-
-
-S = TypeVar("S", bound=Search)
-
-
-@dataclass(frozen=True)
-class Task(Generic[S]):
+class Task:
     """One training: the network, the data, learning rate and decay, and the updates or the time.
 
-    A try measures validation images only.
+    `sizes` are the arguments of the entry with capsules. A try measures validation images only.
     """
 
     like: str
@@ -86,94 +67,100 @@ class Task(Generic[S]):
     data: str
     rate: float
     decay: float
-    settings: S
+    sizes: Mapping[str, Any]
     steps: int | None = None
     is_try: bool = False
 
 
-Learn = Callable[[Job[Task[S]]], Mapping[str, Any]]
+Learn = Callable[[Job[Task]], Mapping[str, Any]]
 
 
 @experiment(
     "capsule-network/equal-network-at-length",
     data="mnist",
     minutes=100,
-    defaults=dict(data=("mnist",), moved=(), rates=(3e-3, 1e-2), decays=(0.0,), tried=1.0),
+    defaults=dict(rates=(3e-3, 1e-2), decays=(0.0,), tried=1.0),
 )
-def compare_vector_capsules_at_length(options: Options, settings: Equal) -> Result:
+def compare_vector_capsules_at_length(options: Options, settings: Search) -> Result:
     """Compare the capsule network with an equal network on digits, ten minutes each (two hours).
 
     Learning rates are searched at full length, as short tries choose a rate that is too high. See
     `matrix-capsules/equal-network` for the quantities.
     """
     return compare_with_plain_network(
-        "capsule-network", {"guide": {"channels": 16}}, settings, options
+        "capsule-network", VECTOR_CAPSULES, settings, options, ["mnist"]
     )
 
 
 @experiment("matrix-capsules/equal-network", data="mnist", minutes=40)
-def compare_matrix_capsules(options: Options, settings: Equal) -> Result:
+def compare_matrix_capsules(options: Options, settings: Search) -> Result:
     """Compare matrix capsules with an equal network without capsules (40 core-minutes).
 
     Minutes of the processor are divided among all trainings and tries; trainings for equal updates
     and measurements take further time. Errors are means over the seeds. `error_15_degrees` is on
     rotated test images, `error_fgsm_50` under an attack that changes pixels by .050.
     `validation_...` are the errors of all tries, which choose `rate` and `decay`. `weights` is the
-    number of weights between image and class.
+    number of weights between image and class. Networks for moved digits are tuned on digits.
     """
-    return compare_with_plain_network("matrix-capsules", NETWORK, settings, options)
+    datasets, moved = ["mnist", "fashion-mnist"], [MOVED_DATA]
+    return compare_with_plain_network(
+        "matrix-capsules", NETWORK, settings, options, datasets, moved
+    )
 
 
 def compare_with_plain_network(
-    like: str, sizes: Mapping[str, Any], settings: Equal, options: Options
+    like: str,
+    sizes: Mapping[str, Any],
+    settings: Search,
+    options: Options,
+    datasets: Sequence[str],
+    moved: Sequence[str] = (),
 ) -> Result:
     """Tune, train and measure both networks on all data sets, and return the comparison."""
-    settings = replace(settings, sizes=settings.sizes or sizes)
-    outcomes, errors, tasks = tune(learn, like, settings, options, settings.data, settings.moved)
-    numbers = means_of(outcomes)
-    names, again = (*settings.data, *settings.moved), {}
-    for data in names:
-        steps = max(1, round(numbers[f"{data}-capsules"]["updates"][0]))
-        again[f"{data}-plain_equal_updates"] = replace(tasks[f"{data}-plain"], steps=steps)
+    outcomes, errors, tasks = tune(learn, like, sizes, settings, options, datasets, moved)
+    numbers, names = means_of(outcomes), [*datasets, *moved]
+    again = {
+        f"{data}-plain_equal_updates": replace(
+            tasks[f"{data}-plain"], steps=max(1, round(numbers[f"{data}-capsules"]["updates"][0]))
+        )
+        for data in names
+    }
     numbers |= means_of(run_tasks(learn, again, settings.seeds, options, "equal-updates"))
     tables, rows = {}, {}
     for data in names:
         rows[data], end = under(f"{data}-", numbers), f"{data.replace('-', '_')}"
         tables[data] = Table(group_by_quantity(rows[data]), "{quantity}_{variant}_" + end)
-        if data in settings.data:
+        if data in datasets:
             tries = {n: under(f"{data}-{n}-", errors) for n in NETWORKS}
             names_of_tries = "validation_{quantity}_{variant}_" + end
             tables[f"{data}, validation error"] = Table(tries, names_of_tries)
-    figures = {
-        "rotated": (settings.degrees, "error_{:g}_degrees", 1, "largest rotation (degrees)"),
-        "attacked": (
-            settings.epsilons,
-            "error_fgsm_{:.0f}",
-            1000,
-            "largest change of a pixel in [0, 1]",
-        ),
-    }
+    rotated = {f"{x:g}": f"error_{x:g}_degrees" for x in DEGREES}
+    attacked = {f"{x:g}": f"error_fgsm_{1000 * x:.0f}" for x in EPSILONS}
     drawn = {}
-    for title, (changes, name, unit, axis_label) in figures.items():
+    for title, quantities, axis_label in (
+        ("rotated", rotated, "largest rotation (degrees)"),
+        ("attacked", attacked, "largest change of a pixel in [0, 1]"),
+    ):
         grids: dict[str, dict[str, Numbers]] = {
             f"error rate, {data}": {
-                LABELS[n]: {f"{x:g}": row[name.format(unit * x)] for x in changes}
+                LABELS[n]: {x: row[name] for x, name in quantities.items()}
                 for n, row in rows[data].items()
             }
-            for data in settings.data
+            for data in datasets
         }
         drawn[title] = number_curves(grids, axis_label)
     return Result(tables, drawn)
 
 
 def tune(
-    learn: Learn[S],
+    learn: Learn,
     like: str,
-    settings: S,
+    sizes: Mapping[str, Any],
+    settings: Search,
     options: Options,
     datasets: Sequence[str],
     moved: Sequence[str] = (),
-) -> tuple[dict[str, list], dict[str, Number], dict[str, Task[S]]]:
+) -> tuple[dict[str, list], dict[str, Number], dict[str, Task]]:
     """Tune both networks on data sets, and train them on these and on moved data.
 
     Returns:
@@ -186,7 +173,7 @@ def tune(
     grid = product(settings.rates, settings.decays)
     named = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in grid}
     tries = {
-        f"{data}-{network}-{way}": Task(like, network, data, *named[way], settings, is_try=True)
+        f"{data}-{network}-{way}": Task(like, network, data, *named[way], sizes, is_try=True)
         for data, network, way in product(datasets, NETWORKS, named)
     }
     tried = means_of(run_tasks(learn, tries, 1, options, "tries", minutes * settings.tried))
@@ -200,8 +187,8 @@ def tune(
 
 
 def run_tasks(
-    learn: Learn[S],
-    tasks: Mapping[str, Task[S]],
+    learn: Learn,
+    tasks: Mapping[str, Task],
     seeds: int,
     options: Options,
     name: str,
@@ -217,21 +204,21 @@ def under(start: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(start): x for name, x in values.items() if name.startswith(start)}
 
 
-def learn(job: Job[Task[Equal]]) -> Numbers:
+def learn(job: Job[Task]) -> Numbers:
     """Train one network and measure it; see `compare_matrix_capsules`."""
-    task, settings = job.variant, job.variant.settings
+    task = job.variant
     data = load_dataset(task.data, root=job.options.data_root)
     entry, facts = fit_network(job, data, SHIFT)
     if task.is_try:
         return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}
     errors: Numbers = {"test_error": error_rate(entry.model, entry.guide, data.test)}
-    if task.data not in settings.moved:
-        errors |= errors_of_changed(entry, data.test[: settings.images], settings)
+    if task.data != MOVED_DATA:
+        errors |= errors_of_changed(entry, data.test[:CHANGED_IMAGES])
     return errors | facts
 
 
 def fit_network(
-    job: Job[Task[S]], data: Dataset, transform: Callable[..., Tensor]
+    job: Job[Task], data: Dataset, transform: Callable[..., Tensor]
 ) -> tuple[Entry, Numbers]:
     """Train one network on transformed images; return it, its updates, weights and settings."""
     task, options = job.variant, job.options
@@ -244,18 +231,15 @@ def fit_network(
     return entry, {name: single(value) for name, value in facts.items()}
 
 
-def create_network(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
+def create_network(data: Dataset | Split, task: Task, options: Options, classes: int) -> Entry:
     """Return a task's untrained network for these images."""
-    capsule_sizes, plain = dict(task.settings.sizes or {}), task.network == "plain"
-    name, sizes = (
-        ("cnn", dict(preset=task.like, capsules=capsule_sizes))
-        if plain
-        else (task.like, capsule_sizes)
-    )
+    name, sizes = task.like, dict(task.sizes)
+    if task.network == "plain":
+        name, sizes = "cnn", dict(preset=name, capsules=sizes)
     return create_untrained(name, data, options, classes=classes, **sizes)
 
 
-def training_of(task: Task[S]) -> dict[str, Any]:
+def training_of(task: Task) -> dict[str, Any]:
     """Return the arguments of a task's training: learning rate, decay and clock."""
     adam = partial(torch.optim.AdamW, weight_decay=task.decay, fused=True)
     return dict(lr=task.rate, optimizer=adam, checks=Checks(clock="processor"))
@@ -267,13 +251,13 @@ def reader_of(entry: Entry) -> Any:
     return getattr(entry.model, "reader", reader)
 
 
-def errors_of_changed(entry: Entry, split: Split, settings: Equal) -> Numbers:
+def errors_of_changed(entry: Entry, split: Split) -> Numbers:
     """Return the errors on rotated and on attacked images."""
     changed = {}
-    for angle in settings.degrees:
+    for angle in DEGREES:
         images = transforms.warp_images(split.images, transforms.motion(float(angle)))
         changed[f"error_{angle:g}_degrees"] = images.clamp(0, 1)
-    for size in settings.epsilons:
+    for size in EPSILONS:
         attacked = fgsm(entry.model, split, size, guide=entry.guide)
         changed[f"error_fgsm_{1000 * size:.0f}"] = attacked.images
     pair, labels = (entry.model, entry.guide), split.labels

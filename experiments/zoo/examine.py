@@ -8,7 +8,7 @@ here independently of the programs.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Cauchy, HalfCauchy, MultivariateNormal, Normal, Poisson
 
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import single
+from capsule_zoo.experiments.common.findings import group_by_quantity, single
 from capsule_zoo.experiments.zoo.guide_swaps import LOST, plot_losses
 from capsule_zoo.inference.examination.examine import KINDS, examine
 from capsule_zoo.records import Numbers, Table, metric_title
@@ -28,77 +28,49 @@ NAMES = (
     *("gaussian_mixture", "item_response", "robust_regression", "vae_digits"),
 )
 SHORT = {"probabilistic_pca": "ppca"}  # names in the record, where they differ
+SETTINGS: dict[str, Any] = dict(guides=KINDS[:-1], steps=1000)  # arguments of `examine`
 _NEGLIGIBLE_GAP = 0.5  # largest median gap between the bounds that is negligible, in nats
 _LARGEST_LOSS = 10.0  # nats, the right end of the figure
 _COLUMNS = "elbo", "iwae_100", "iwae", "ess", "pareto_k", "lost_elbo", "lost_iwae", "seconds"
 
 
 @experiment("zoo/examine", data="digits")
-def examine_programs(
-    options: Options,
-    *,
-    programs: tuple[str, ...] = NAMES,
-    guides: tuple[str, ...] = KINDS[:-1],
-    rows: int = 16,
-    training: int = 1000,
-    fitting: int = 200,
-    temperatures: int = 200,
-    particles: int = 1000,
-) -> Result:
-    """Measure the nats that each guide loses on eight textbook programs with known evidence.
-
-    Args:
-        programs: modules of `examples`.
-        guides: kinds of guides, see `examine`.
-        rows: rows of the data that are measured.
-        training: updates of the encoder.
-        fitting: updates of every other guide.
-        temperatures: number of annealed distributions between initialization and posterior.
-        particles: draws of each guide for its largest bound.
-    """
-    quantities = "seconds", "exact", "lower", "error", "gap_median", "gap_largest"
-    metrics: dict[str, Numbers] = {quantity: {} for quantity in quantities}
-    numbers: dict[str, dict[str, Numbers]] = {}
-    for program in programs:
+def examine_programs(options: Options) -> Result:
+    """Measure the nats that each guide loses on eight textbook programs with known evidence."""
+    rows: dict[str, Numbers] = {}
+    tables: dict[str, Table] = {}
+    for program in NAMES:
         options.say(f"Examining {program}")
         module, name = import_module(f"capsule_zoo.examples.{program}"), SHORT.get(program, program)
         call, arguments, observed = module.example()
         began = time.process_time()
-        one = examine(
-            call,
-            *arguments,
-            observed=observed,
-            guides=guides,
-            rows=rows,
-            steps=training,
-            fitting=fitting,
-            temperatures=temperatures,
-            particles=particles,
-            seed=options.seed,
-            progress=options.progress,
-        )
-        metrics["seconds"][name] = single(time.process_time() - began)
+        shared: dict[str, Any] = dict(seed=options.seed, progress=options.progress)
+        one = examine(call, *arguments, observed=observed, **SETTINGS, **shared)
+        seconds, number = single(time.process_time() - began), len(one.rows)
         truth = EXACT[program](module, call, one.rows.double())
-        metrics["exact"][name] = single(truth)
-        metrics["lower"][name] = one.lower, one.lower_error, len(one.rows)
-        metrics["error"][name] = single(abs(one.lower - truth), len(one.rows))
         simulated = one.bounds["num_simulated"]
-        metrics["gap_median"][name] = single(one.bounds["gap_median"], simulated)
-        metrics["gap_largest"][name] = single(one.bounds["gap_largest"], simulated)
-        for column in _COLUMNS:
-            for guide, value in one.table[column].items():
-                if np.isfinite(value):
-                    by_guide = numbers.setdefault(name, {}).setdefault(column, {})
-                    by_guide[str(guide)] = single(value, len(one.rows))
+        rows[name] = {
+            "seconds": seconds,
+            "exact": single(truth),
+            "lower": (one.lower, one.lower_error, number),
+            "error": single(abs(one.lower - truth), number),
+            "gap_median": single(one.bounds["gap_median"], simulated),
+            "gap_largest": single(one.bounds["gap_largest"], simulated),
+        }
+        columns = {
+            column: {
+                str(g): single(v, number) for g, v in one.table[column].items() if np.isfinite(v)
+            }
+            for column in _COLUMNS
+        }
+        tables[name] = Table(columns, f"{{quantity}}_{name}_{{variant}}")
+    metrics, titles = group_by_quantity(rows), {name: metric_title(name) for name in tables}
     gaps = [gap for gap, _, _ in metrics["gap_median"].values()]
     below = single(sum(gap <= _NEGLIGIBLE_GAP for gap in gaps), len(gaps))
-    tables = {
-        metric_title(name): Table(by_quantity, f"{{quantity}}_{name}_{{variant}}")
-        for name, by_quantity in numbers.items()
-    }
-    titles, label = {name: metric_title(name) for name in numbers}, f"{LOST} log p(data), a row"
-    figure = plot_losses(numbers, titles, label, linear=0.1, largest=_LARGEST_LOSS)
-    return Result({**metrics, "gaps_below_half": below, **tables}, {"": figure})
+    losses, label = {n: t.numbers for n, t in tables.items()}, f"{LOST} log p(data), a row"
+    figure = plot_losses(losses, titles, label, linear=0.1, largest=_LARGEST_LOSS)
+    by_program = {titles[name]: table for name, table in tables.items()}
+    return Result({**metrics, "gaps_below_half": below, **by_program}, {"": figure})
 
 
 def on_grid(log_joint: Callable[[Tensor, Tensor], Tensor], width: float, steps: int = 601) -> float:
@@ -210,28 +182,29 @@ def exact_vae(module: Any, program: Any, rows: Tensor) -> float:
 def exact_responses(module: Any, program: Callable, rows: Tensor) -> float:
     """Return log p of item responses by quadrature of difficulties and abilities."""
     answers = rows[0].view(20, 5)
-    nodes, weights = (torch.tensor(element) for element in np.polynomial.hermite_e.hermegauss(14))
-    weights = (weights / weights.sum()).log()
-    abilities, mass = (torch.tensor(element) for element in np.polynomial.hermite_e.hermegauss(40))
-    mass = (mass / mass.sum()).log()
-    total = torch.full((14,) * 5, 0.0, dtype=torch.float64)
-    for axis in range(5):
-        shape = [1] * 5
-        shape[axis] = -1
-        total = total + weights.view(shape)
+    (nodes, weights), (abilities, mass) = quadrature(14), quadrature(40)
+    logits = abilities[:, None] - nodes
+    total = outer_sum([weights[None]] * 5)[0]
     # log p(answer pattern | difficulties): a product over items for each ability
     for pattern, count in zip(*answers.unique(dim=0, return_counts=True), strict=True):
-        parts = []
-        for ability, log_mass in zip(abilities, mass, strict=True):
-            part = log_mass.expand((14,) * 5)
-            for axis in range(5):
-                shape = [1] * 5
-                shape[axis] = -1
-                distribution = Bernoulli(logits=ability - nodes)
-                part = part + distribution.log_prob(pattern[axis].expand(14)).view(shape)
-            parts.append(part)
-        total = total + count * torch.stack(parts).logsumexp(0)
+        items = [Bernoulli(logits=logits).log_prob(answer.expand_as(logits)) for answer in pattern]
+        items[0] = items[0] + mass[:, None]
+        total = total + count * outer_sum(items).logsumexp(0)
     return total.flatten().logsumexp(0).item()
+
+
+def quadrature(number: int) -> tuple[Tensor, Tensor]:
+    """Return the nodes and log weights (number,) of a standard normal's quadrature."""
+    nodes, weights = (torch.tensor(x) for x in np.polynomial.hermite_e.hermegauss(number))
+    return nodes, (weights / weights.sum()).log()
+
+
+def outer_sum(terms: Sequence[Tensor]) -> Tensor:
+    """Return all sums over one entry of each of k terms (B, n), as a tensor (B, n, ..., n)."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total[..., None] + term.view(len(term), *[1] * (total.dim() - 1), -1)
+    return total
 
 
 EXACT: dict[str, Callable[[Any, Callable, Tensor], float]] = {

@@ -45,12 +45,17 @@ ANNEALED = (
     *("vae", "conditional-autoencoder", "generative-capsnet", CONTINUOUS),
     *("capsule-helmholtz", "recurrent-capsules", "shape-codes", "part-whole", "draw", "scenes"),
 )
-IMAGES: dict[str, int] = {  # largest numbers of images, for entries with slow guides
+IMAGES = 100  # number of annealed test images of an entry
+SLOW: dict[str, int] = {  # fewer images of entries with slow guides
     **{CONTINUOUS: 8, "recurrent-capsules": 8, "draw": 8},
     **{"shape-codes": 8, "part-whole": 8, "conditional-autoencoder": 16, "scenes": 16},
 }
-SIMULATED = 16  # number of images sampled from each model
-ANNEALING = dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4)
+SIMULATED = 16  # largest number of images sampled from each model
+TRAINING = 1500  # updates of an entry without published weights
+ANNEALING = dict(
+    **dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4),
+    **dict(particles=1000, group_size=100, steps=200),
+)
 HIDDEN = dict(prior_fraction=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys((CONTINUOUS, "shape-codes", "part-whole"), HIDDEN),
@@ -63,26 +68,25 @@ GAPS = "gap", "gap_median", "gap_largest"
 BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded", "acceptance_rate"
 
 
-def published_weights(name: str, *data: str) -> str | None:
-    """Return the name of an entry's first published weights of these data; None without any."""
-    entry, _, preset = name.partition(":")
-    weights = [w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset)]
-    return next((w.name for w in weights if w.data.split(":")[0] in data), None)
-
-
 def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     """Return a trained entry with the data on which it is measured.
 
     The entry is the run that the options name, else the entry's published weights, else a new
     entry, trained on MNIST for a number of updates.
     """
-    if source := options.run or published_weights(name, "mnist", "multi-mnist"):
+    bare, _, preset = name.partition(":")
+    published = (
+        weights.name
+        for weights in list_weights().values()
+        if (weights.entry, weights.preset or "") == (bare, preset)
+        and weights.data.split(":")[0] in ("mnist", "multi-mnist")
+    )
+    if source := options.run or next(published, None):
         root = None if options.data_root is None else Path(options.data_root)
         scenes = name == "scenes"  # of which no guide is widened on training scenes
         entry, data, _ = open_run(source, None, root, only_tests=scenes)
         return entry, scoring_data(entry, data)
     data = load_dataset("mnist", root=options.data_root)
-    bare, _, preset = name.partition(":")
     entry = create_untrained(bare, data, options, **({"preset": preset} if preset else {}))
     transform = Binarize() if draws_binary_pixels(entry.model) else None
     train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))
@@ -98,12 +102,7 @@ def with_objects(entry: Entry, data: Dataset, number: int) -> tuple[Entry, Datas
 
 @experiment("shape-codes/guides", data="mnist", minutes=30, of_runs=True)
 def compare_guides(
-    options: Options,
-    *,
-    images: int = 500,
-    particles: int = 100,
-    fitting: int = 200,
-    training: int = 3000,
+    options: Options, *, images: int = 500, particles: int = 100, fitting: int = 200
 ) -> Result:
     """Compare all guides to one model of shape codes on new digits.
 
@@ -113,10 +112,9 @@ def compare_guides(
         images: number of held-out images.
         particles: number of draws of the IWAE bound.
         fitting: updates of every guide but the entry's own.
-        training: updates of the pair, if there are no published weights.
     """
     name = "shape-codes"
-    entry, data = open_trained(name, options, options.shorten_steps(training))
+    entry, data = open_trained(name, options, options.shorten_steps(TRAINING))
     if entry.name != name:
         raise ValueError(
             f"run holds {entry.name!r}, but this experiment compares guides to {name!r}; give "
@@ -138,17 +136,8 @@ def compare_guides(
     return Result(measures_of_rows(table) | seconds, {"": table.draw()}, table, entry)
 
 
-@experiment("zoo/gaps", data="mnist", minutes=60, of_runs=True)
-def gaps(
-    options: Options,
-    *,
-    entries: tuple[str, ...] = ANNEALED,
-    guides: tuple[str, ...] = LOSING,
-    images: int = 100,
-    particles: int = 1000,
-    fitting: int = 200,
-    training: int = 1500,
-) -> Result:
+@experiment("zoo/gaps", data="mnist", minutes=60)
+def gaps(options: Options) -> Result:
     """Bound log p of trained models from both sides by annealing; measure guides' losses (hours).
 
     Chains start at the guide with the highest importance-weighted bound: the entry's own, or
@@ -158,53 +147,34 @@ def gaps(
     `lost_elbo_<entry>_<guide>` is how far a guide's ELBO lies under the lower bound, on held-out
     digits. `images_exceeded_<entry>` is the number of digits on which the importance-weighted bound
     of some guide lies above the lower one, by more than two standard errors: there it is too low.
-    Scenes have two digits each, and their number is given.
-
-    Args:
-        entries: names of entries, with ENTRY:PRESET for a preset of one; the first stands for the
-            run, if one is given.
-        guides: general guides; an entry's own guide is always included, as the encoder.
-        images: number of held-out images; at most `IMAGES` for slow entries.
-        particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
-        fitting: updates of every general guide.
-        training: updates of an entry without published weights.
+    Scenes have two digits each, and their number is given. The entry's own guide is its encoder.
     """
-    settings: dict[str, Any] = dict(
-        training=options.shorten_steps(training),
-        guides=guides,
-        particles=particles,
-        group_size=min(100, particles),
-        steps=fitting,
-    )
     variants = {}
-    for name in entries[:1] if options.run else entries:
-        count = min(images, IMAGES.get(name, images))
-        variants[name] = {**settings, "images": count, "simulated": min(count, SIMULATED)}
-        variants[name] |= ANNEALING | SETTINGS.get(name, {})
-    outcomes = Study(variants).run(anneal_entry, replace(options, minutes=None))
-    results = [outcome for (outcome,) in outcomes.values()]
-    tables = {
-        r["entry"]: Table(
-            group_by_quantity(r["guides"]), f"{{quantity}}_{snake_case(r['entry'])}_{{variant}}"
-        )
-        for r in results
-    }
-    bounds = {snake_case(r["entry"]): r["bounds"] for r in results}
+    for name in ANNEALED:
+        images = SLOW.get(name, IMAGES)
+        counts = dict(images=images, simulated=min(images, SIMULATED))
+        variants[name] = ANNEALING | counts | SETTINGS.get(name, {})
+    untimed, steps = replace(options, minutes=None), options.shorten_steps(TRAINING)
+    outcomes = Study(variants).run(anneal_entry, untimed, training=steps)
+    tables, bounds, titles = {}, {}, {}
+    for (result,) in outcomes.values():
+        entry, name = result["entry"], snake_case(result["entry"])
+        by_guide = group_by_quantity(result["guides"])
+        tables[entry] = Table(by_guide, f"{{quantity}}_{name}_{{variant}}")
+        bounds[name], titles[entry] = result["bounds"], entry_title(entry, result["bounds"])
     losses = {entry: table.numbers for entry, table in tables.items()}
-    titles = {entry: entry_title(entry, bounds[snake_case(entry)]) for entry in tables}
     figure = plot_losses(losses, titles, f"{LOST} log p(image), annealed (± 2 s.e.)")
     return Result({**group_by_quantity(bounds), **tables}, {"": figure})
 
 
-def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
+def anneal_entry(job: Job[dict[str, Any]], *, training: int) -> dict[str, Any]:
     """Anneal a trained entry: return its name, its annealed bounds, and its guides' numbers."""
-    settings = {**job.variant, "seed": job.options.seed}
-    training, guides = settings.pop("training"), settings.pop("guides")
+    settings = job.variant
     entry, data = open_trained(job.name, job.options, training)
     if isinstance(entry.guide, SceneGuide):
         entry, data = with_objects(entry, data, OBJECTS)
     with use_device(entry, job.options):
-        bounds, rows = guide_losses(entry, data, guides, **settings)
+        bounds, rows = guide_losses(entry, data, LOSING, seed=job.options.seed, **settings)
     kinds = "elbo", f"iwae_{settings['group_size']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
     counts = settings["images"], settings["simulated"]
@@ -218,11 +188,9 @@ def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -
     numbers: Numbers = {}
     for name in names:
         if np.isfinite(row.get(name, np.nan)):  # pareto_k is infinite without a tail
-            error = row.get(f"{name}_se")
-            has_error = error is not None and np.isfinite(error)
-            of_simulated = name.startswith(("gap", "simulated"))
-            count = simulated if of_simulated else images
-            numbers[name] = row[name], error if has_error else None, count
+            error = row.get(f"{name}_se", np.nan)
+            count = simulated if name.startswith(("gap", "simulated")) else images
+            numbers[name] = row[name], error if np.isfinite(error) else None, count
     return numbers
 
 

@@ -122,9 +122,9 @@ def test_pictures_show_what_was_found():
     assert len(scene_samples(entry.model).axes) == 6
 
 
-def test_the_experiment_says_how_good_the_exact_posterior_can_be():
-    settings = dict(scenes=24, sigmas=(0.25,))
-    result = experiment.parse(Options(progress=False), **settings)
+def test_the_experiment_says_how_good_the_exact_posterior_can_be(monkeypatch):
+    monkeypatch.setattr(experiment, "SIGMAS", (0.25,))
+    result = find_experiment("constellations/parse")(Options(progress=False), scenes=24)
     flat, _ = flatten(result.metrics)
     metrics = {name: (m["value"], m["se"], m["n"]) for name, m in flat.items()}
     for guide in ("exact", "ransac"):

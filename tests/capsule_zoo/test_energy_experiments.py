@@ -79,15 +79,15 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
     assert arguments["inputs"].transform is None  # of standardized pixels
 
 
-def test_log_likelihoods_are_about_the_exact_value(miniature):
+def test_log_likelihoods_are_about_the_exact_value(miniature, monkeypatch):
     """The machine's log Z can be summed; AIS and its reverse err by their standard errors."""
     torch.manual_seed(0)
     entry = create("rbm", image_shape=(1, 12, 12), hidden=6)
     entry.model.set_base_rates(miniature.train.images)
     free_energy = entry.model.free_energy(miniature.test.images).detach().numpy()
     exact = -free_energy.mean() - log_partition(entry.model).value
-    annealing = capsule_rbm.Annealing(temperatures=300, chains=30)
-    results = annealing.log_likelihoods(entry, miniature, QUICK)
+    monkeypatch.setattr(capsule_rbm, "ANNEALING", dict(temperatures=300, chains=30))
+    results = capsule_rbm.log_likelihoods(entry, miniature, QUICK)
     for value, error, count in results.values():
         assert abs(value - exact) < 0.3 and count == 30
         assert error >= 0.99 * np.std(free_energy, ddof=1) / 30**0.5

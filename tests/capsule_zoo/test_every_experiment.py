@@ -26,7 +26,8 @@ from capsule_zoo.data.composed_pictures import ComposedPicture, ComposedPictures
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
 from capsule_zoo.experiments.generative_capsnet.beyond_training import DECODERS
 from capsule_zoo.experiments.part_whole.classification import fit_probes
-from capsule_zoo.experiments.scenes.emoji import VALIDATION
+from capsule_zoo.experiments.part_whole.transformations import LARGE
+from capsule_zoo.experiments.scenes.emoji import SIZES, VALIDATION
 from capsule_zoo.experiments.training import create_untrained
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.models.recurrent_capsules import Canvas
@@ -35,17 +36,11 @@ from capsule_zoo.registry import Entry, create, small_settings
 
 RUNS = r"\b(names_in_record|reproduce|find_experiment)\("
 RESULTS = Path(__file__).parents[2] / "results"
-ANNEALING = dict(temperatures=5, chains=6)
 MATRIX = dict(features=4, capsules=(2, 2, 2))
 RECURRENT = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, canvas=Canvas(window=3))
-VIEWS = dict(
-    **dict(seeds=1, size=17, checks=2, views=6, sizes=MATRIX),
-    **dict(attacked=4, epsilons=(0.0, 0.1), iterated=(0.1,), attack_steps=2),
-)
-EQUAL = dict(seeds=1, rates=(0.001, 0.01), decays=(0.0,), images=6, degrees=(0, 30))
+VECTORS = dict(guide=dict(channels=4), hidden=(12, 12))
 SHAPES = dict(kinds=2, parts=3, codes=2, guide=dict(channels=4, width=8, hidden=1))
 EMOJI = dict(window=6, size=9.0, slots=2, thing_settings=dict(latent=2, channels=3))
-ANGLES = dict(steps=2, images=2)
 
 
 def sizes_of(name: str) -> dict[str, Any]:
@@ -113,92 +108,169 @@ class Miniature:
     patches: dict[str, Any] = field(default_factory=dict)
 
 
-DECODING: dict[str, Any] = {
-    "generative_capsnet.beyond_training.ENCODER": dict(channels=3, hidden=6),
-    "generative_capsnet.beyond_training.DECODERS": small_decoders(),
-    "generative_capsnet.bounds.infer_transformation": partial(
-        infer_transformation, steps=1, starts=1, num_particles=1
+def in_module(module: str, **values: Any) -> dict[str, Any]:
+    """Return values of names in a module of experiments, as `patches` of a `Miniature`."""
+    return {f"{module}.{name}": value for name, value in values.items()}
+
+
+ANNEALING = in_module("capsule_rbm.likelihood", ANNEALING=dict(temperatures=5, chains=6))
+VIEWS = in_module(
+    "matrix_capsules.viewpoints",
+    **dict(
+        SIZE=17,
+        CHECKS=2,
+        ATTACKED_VIEWS=4,
+        NETWORK=MATRIX,
+        NUM_VIEWS={"toys3d": 6, "letter-views": 6},
     ),
-}
+    ATTACKS=dict(fgsm=((0.0, 0.1), 1), iterated=((0.1,), 2)),
+)
+DECODING = in_module(
+    "generative_capsnet.beyond_training",
+    **dict(ENCODER=dict(channels=3, hidden=6), DECODERS=small_decoders(), IMAGES=2, STEPS=2),
+) | in_module(
+    "generative_capsnet.bounds",
+    **dict(ROTATED_IMAGES=2, STEPS=2, BOUND_IMAGES=10, PARTICLES=3),
+    infer_transformation=partial(infer_transformation, steps=1, starts=1, num_particles=1),
+)
 decoding = partial(Miniature, minutes=None, size=None, digits=(40, 40), patches=DECODING)
+SMALL = sizes_of("part-whole")
+SMALL_SIZES = {name: sizes_of(name) for name in ("part-whole", "stacked-capsule-autoencoder")}
+CLUSTERS = in_module(
+    "stacked_capsule_autoencoder.clusters",
+    PROBED=40,
+    RUNS=("stacked-capsule-autoencoder-mnist",),
+    TEST_IMAGES=20,
+    SIZES=dict(reversed(SMALL_SIZES.items())),
+)
 MINIATURES = {
-    "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
+    "capsule-network/ablation": Miniature(
+        dict(seeds=1), patches=in_module("capsule_network.classification", IMAGES=40, EPOCHS=2)
+    ),
     "capsule-network/mnist": Miniature(),
     "capsule-network/overlap": Miniature(
-        dict(images=20, sizes=dict(guide=dict(channels=4), hidden=(12, 12))), 0.02, 9
+        {},
+        0.02,
+        9,
+        patches={
+            "capsule_network.overlaps.SIZES": dict(
+                preset="overlapping", guide=dict(channels=4), hidden=(12, 12)
+            )
+        },
     ),
     "capsule-network/equal-network-at-length": Miniature(
-        dict(seeds=1, images=6, sizes=dict(guide=dict(channels=4), hidden=(8, 8))),
+        dict(seeds=1),
         0.01,
         17,
         (24, 12),
+        in_module(
+            "zoo.equal_network",
+            CHANGED_IMAGES=6,
+            VECTOR_CAPSULES=dict(guide=dict(channels=4), hidden=(8, 8)),
+        ),
     ),
-    "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
-    "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),
-    "capsule-rbm/learning-curve": Miniature(dict(updates=(2, 3)), 0.005, 12),
+    "capsule-rbm/mnist": Miniature({}, 0.005, 12, patches=ANNEALING),
+    "capsule-rbm/fashion": Miniature({}, 0.005, 12, patches=ANNEALING),
+    "capsule-rbm/learning-curve": Miniature(
+        {}, 0.005, 12, patches=in_module("capsule_rbm.likelihood", UPDATES=(2, 3))
+    ),
     "capsule-helmholtz/mnist": Miniature(dict(particles=4), 0.005, 12),
     "capsule-helmholtz/fashion": Miniature(dict(particles=4), 0.005, 12),
-    "generative-capsnet/mnist": decoding({**ANGLES, "inferred": 2, "bounded": 10, "particles": 3}),
-    "generative-capsnet/at-length": decoding(ANGLES),
-    "generative-capsnet/shift-at-length": decoding(ANGLES),
-    "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
+    "generative-capsnet/mnist": decoding(),
+    "generative-capsnet/at-length": decoding(),
+    "generative-capsnet/shift-at-length": decoding(),
+    "matrix-capsules/at-length": Miniature({}, 0.003),
     "matrix-capsules/equal-network": Miniature(
-        dict(EQUAL, epsilons=(0.1,), sizes=MATRIX), 1e-9, 17, (24, 12)
+        dict(seeds=1, rates=(0.001, 0.01), decays=(0.0,)),
+        1e-9,
+        17,
+        (24, 12),
+        in_module(
+            "zoo.equal_network", CHANGED_IMAGES=6, DEGREES=(0, 30), EPSILONS=(0.1,), NETWORK=MATRIX
+        ),
     ),
-    "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),
-    "matrix-capsules/viewpoints-of-letters": Miniature(VIEWS, 0.003),
-    "recurrent-capsules/mnist": Miniature(dict(particles=5)),
+    "matrix-capsules/viewpoints": Miniature(dict(seeds=1), 0.003, patches=VIEWS),
+    "matrix-capsules/viewpoints-of-letters": Miniature(dict(seeds=1), 0.003, patches=VIEWS),
+    "recurrent-capsules/mnist": Miniature(
+        patches=in_module("recurrent_capsules.strokes", PARTICLES=5)
+    ),
     "constellations/ellipses": Miniature(
-        dict(sigmas=(0.1,), seeds=2, kinds=3, parts=5, updates=2, batch_size=4, tested=6)
+        dict(seeds=2),
+        patches=in_module(
+            "constellations.ellipses",
+            **dict(SIGMA=0.1, KINDS=3, UPDATES=2, BATCH_SIZE=4, TEST_IMAGES=6),
+        ),
     ),
-    "stacked-capsule-autoencoder/affnist": Miniature(
-        dict(probed=40, tested=20),
-        0.001,
-        12,
-        patches={
-            "stacked_capsule_autoencoder.clusters.SIZES": {
-                name: sizes_of(name) for name in ("stacked-capsule-autoencoder", "part-whole")
-            }
-        },
-    ),
-    "stacked-capsule-autoencoder/seeds": Miniature(
-        dict(runs=("stacked-capsule-autoencoder-mnist",), probed=40, tested=20), None, 28
-    ),
+    "stacked-capsule-autoencoder/affnist": Miniature({}, 0.001, 12, patches=CLUSTERS),
+    "stacked-capsule-autoencoder/seeds": Miniature({}, None, 28, patches=CLUSTERS),
     "constellations/learned": Miniature(
-        dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16), None
+        {},
+        None,
+        patches=in_module(
+            "constellations.parsing", SIGMAS=(0.1,), UPDATES=3, PARSED_SCENES=12, EXAMPLES=60
+        ),
     ),
     "shape-codes/affnist": Miniature(
-        dict(main=2, steps=2, images=6),
+        {},
         None,
         12,
         (60, 20),
-        {"shape_codes.affnist.create_on_published_parts": small_shape_codes},
+        {
+            "shape_codes.objects.STEPS": 2,
+            "shape_codes.affnist.IMAGES": 6,
+            "shape_codes.affnist.create_on_published_parts": lambda *_: small_shape_codes(),
+        },
     ),
     "shape-codes/objects": Miniature(
-        dict(kinds=(10,), main=10, steps=2, images=20, held_out=4, rotated=3, seeds=2),
+        dict(seeds=2),
         None,
         12,
         (60, 20),
-        {"shape_codes.objects.create_on_published_parts": small_shape_codes},
+        in_module(
+            "shape_codes.objects",
+            **dict(KINDS=(10,), STEPS=2, IMAGES=20, HELD_OUT_IMAGES=4),
+            create_on_published_parts=small_shape_codes,
+        ),
     ),
     "shape-codes/clusters": Miniature(
-        dict(components=5, numbers=(2, 10)),
+        {},
         None,
         12,
-        patches={"shape_codes.clusters.load": small_shape_codes},
+        patches=in_module(
+            "shape_codes.clusters", NUM_CLUSTERS=(2, 10), COMPONENTS=5, load=small_shape_codes
+        ),
     ),
     "shape-codes/digits": Miniature(
-        dict(steps=6, tightening=2, images=4, particles=3, samples=12), None, None, (60, 12)
+        {},
+        None,
+        None,
+        (60, 12),
+        in_module(
+            "shape_codes.from_images",
+            DIGIT_STEPS=6,
+            TIGHTENING=2,
+            COMPARED_IMAGES=4,
+            PARTICLES=3,
+            SAMPLES=12,
+        ),
     ),
     "shape-codes/guides": Miniature(
-        dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
+        dict(images=2, particles=3, fitting=1),
+        None,
+        17,
+        (32, 8),
+        in_module("zoo.guide_swaps", TRAINING=1),
     ),
     "scenes/emoji": Miniature(
-        dict(seeds=1, composed=160, validated=1, tested=2, sizes=EMOJI),
-        patches={"scenes.emoji.composed_emoji": few_emoji},
+        dict(seeds=1, validated=1),
+        patches=in_module(
+            "scenes.emoji",
+            **dict(TRAINING_PICTURES=160, TEST_PICTURES=2, SIZES=SIZES | EMOJI),
+            composed_emoji=few_emoji,
+        ),
     ),
     "shape-codes/letters": Miniature(
-        dict(steps=(4,), seeds=2, samples=20),
+        dict(seeds=2),
         None,
         patches={
             "shape_codes.from_images.load_dataset": lambda dataset, name: load_dataset(
@@ -206,25 +278,29 @@ MINIATURES = {
             ),
             "shape_codes.from_images.create_untrained": small_shape_codes,
             "shape_codes.from_images.EPOCHS": 1,
+            "shape_codes.from_images.SAMPLES": 20,
+            "shape_codes.from_images.LETTER_STEPS": (4,),
         },
     ),
     "part-whole/augment": Miniature(
-        dict(
-            **dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, rotations=3, steps=4),
-            sizes=sizes_of("part-whole"),
-        ),
+        dict(seeds=1),
         None,
         None,
         (60, 12),
+        in_module(
+            "part_whole.augment",
+            **dict(
+                DEGREES=(0, 90), STEPS=4, PROBED=40, KINDS=3, NUM_ROTATIONS=3, SIZES=SMALL_SIZES
+            ),
+        ),
     ),
     "part-whole/augment-scae": Miniature(
-        dict(
-            **dict(degrees=(90,), seeds=1, probed=40, tested=20),
-            sizes={name: sizes_of(name) for name in ("stacked-capsule-autoencoder", "part-whole")},
-        ),
+        dict(seeds=1),
         0.004,
         None,
         (60, 12),
+        CLUSTERS
+        | in_module("part_whole.augment", COMPARED_DEGREES=(90,), PROBED=40, SIZES=SMALL_SIZES),
     ),
     "part-whole/classify": Miniature(
         {},
@@ -235,11 +311,17 @@ MINIATURES = {
     ),
     "part-whole/guides": Miniature(dict(images=8, particles=4), 0.001, 14, (60, 12)),
     "part-whole/generalise": Miniature(
-        dict(rotations=4, degrees=(0, 90), refining=2, sizes=sizes_of("part-whole")),
+        {},
         0.005,
         None,
         (60, 12),
-        {"part_whole.transformations.load_dataset": with_a_border},
+        in_module(
+            "part_whole.transformations",
+            **dict(
+                NUM_ROTATIONS=4, DEGREES=(0, 90), REFINEMENT_STEPS=2, load_dataset=with_a_border
+            ),
+            LARGE=LARGE | SMALL | dict(guide=LARGE["guide"] | SMALL["guide"]),
+        ),
     ),
 }
 
@@ -268,6 +350,7 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
         )
         monkeypatch.setattr(f"capsule_zoo.experiments.{place}", value)
     change_defaults(monkeypatch, "recurrent-capsules", **RECURRENT)
+    change_defaults(monkeypatch, "matrix-capsules", **MATRIX)
     compare_small_machines(monkeypatch)
 
 

@@ -10,6 +10,7 @@ from miniature import names_in_record
 
 from capsule_zoo import examples
 from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.zoo import examine as experiment
 from capsule_zoo.experiments.zoo.examine import EXACT, NAMES
 from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.examination.program import as_model
@@ -56,11 +57,12 @@ def test_eight_schools_have_the_evidence_of_quadrature():
 
 
 @pytest.mark.long
-def test_the_record_has_errors_gaps_and_seconds(tmp_path):
-    settings = dict(programs=("probabilistic_pca", "robust_regression"), guides=("encoder",))
-    settings |= dict(rows=2, training=20, fitting=5, temperatures=8, particles=100)
+def test_the_record_has_errors_gaps_and_seconds(tmp_path, monkeypatch):
+    settings = dict(guides=("encoder",), rows=2, steps=20, fitting=5, temperatures=8, particles=100)
+    monkeypatch.setattr(experiment, "NAMES", ("probabilistic_pca", "robust_regression"))
+    monkeypatch.setattr(experiment, "SETTINGS", settings)
     options = Options(progress=False, processes=1)
-    metric_names, figures = names_in_record("zoo/examine", options, tmp_path, **settings)
+    metric_names, figures = names_in_record("zoo/examine", options, tmp_path)
     measured = ("error", "gap_median", "seconds", "lower", "exact")
     names = ("ppca", "robust_regression")
     assert {f"{metric}_{name}" for metric in measured for name in names} <= metric_names

@@ -14,7 +14,6 @@ from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     ROTATED,
     SHIFTED,
     Task,
-    Trainings,
     error_tables,
     errors_of_rare,
     load_on_canvas,
@@ -23,7 +22,6 @@ from capsule_zoo.experiments.study import Job
 from capsule_zoo.records import flatten
 
 OPTIONS = Options(progress=False, processes=1)
-SMALL = dict(steps=2, images=2)
 
 
 @pytest.fixture
@@ -31,6 +29,7 @@ def small(monkeypatch):
     """Use few digits."""
     dataset = few_digits(40, 40)
     monkeypatch.setattr(beyond_training, "load_dataset", lambda *args, **kwargs: dataset)
+    monkeypatch.setattr(beyond_training, "IMAGES", 2)
     return dataset
 
 
@@ -40,7 +39,7 @@ def test_the_error_of_an_angle_goes_the_short_way_round(small, monkeypatch):
         torch.tensor([[178.0], [14.0], [-5.0]]),
     )
     monkeypatch.setattr(bounds, "rotate_and_infer", lambda *arguments: (None, angles, estimate))
-    median, _, count = bounds.inferred_angles(None, small, OPTIONS, 3)
+    median, _, count = bounds.inferred_angles(None, small, OPTIONS)
     assert (median, count) == (4.0, 3)
 
 
@@ -65,7 +64,7 @@ def test_rare_classes_are_asked_for_in_their_own_range(small, monkeypatch):
         raise InterruptedError
 
     monkeypatch.setattr(beyond_training, "Requested", noted)
-    job = Job("", Task("autoencoder", SHIFTED, Trainings(**SMALL)), OPTIONS)
+    job = Job("", Task("autoencoder", SHIFTED, steps=2), OPTIONS)
     with pytest.raises(InterruptedError):
         beyond_training.learn(job)
     assert [high for _, high in arguments["ranges"]] == [20, 20, 20, 20, 5, 20, 20, 20, 20, 5]
@@ -74,7 +73,7 @@ def test_rare_classes_are_asked_for_in_their_own_range(small, monkeypatch):
 def test_a_black_image_errs_by_the_ink_that_is_asked_for(small):
     """On a canvas wide enough for every shift, no ink is lost: four times the mean square."""
     data = load_on_canvas(SHIFTED, OPTIONS)
-    table = errors_of_rare(None, data, SHIFTED, images=2)
+    table = errors_of_rare(None, data, SHIFTED)
     ink = small.test.images[small.test.labels == RARE[0]][:2]
     expected = 4 * ink.square().sum() / (2 * 68 * 68)
     for errors in table.values():

@@ -15,7 +15,7 @@ from capsule_zoo.experiments.capsule_network import overlaps
 from capsule_zoo.experiments.capsule_network.classification import create_row
 from capsule_zoo.experiments.capsule_network.overlaps import Pairs, different_pairs
 from capsule_zoo.experiments.matrix_capsules import viewpoints
-from capsule_zoo.experiments.matrix_capsules.viewpoints import Trainings, match, novel_values
+from capsule_zoo.experiments.matrix_capsules.viewpoints import match, novel_values
 from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder
@@ -77,10 +77,12 @@ def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
         viewpoints, "train", lambda e, split, *_, **settings: arguments.update(settings, of=split)
     )
     monkeypatch.setattr(viewpoints, "error_rate", lambda _, __, split: split)
-    trainings = Trainings(size=17, views=5, sizes=dict(features=4, capsules=(2, 2, 2)))
-    task = Task("matrix-capsules", "plain", "azimuth", 0.02, 0.1, trainings, is_try=True)
-    judged = viewpoints.learn(Job("", task, QUICK))["validation_error"]
-    whole = viewpoints.split_views(task)[0]
+    monkeypatch.setattr(viewpoints, "SIZE", 17)
+    monkeypatch.setattr(viewpoints, "NUM_VIEWS", {"toys3d": 5})
+    sizes = dict(features=4, capsules=(2, 2, 2))
+    task = Task("matrix-capsules", "plain", "azimuth", 0.02, 0.1, sizes, is_try=True)
+    judged = viewpoints.learn(Job("", task, QUICK), data="toys3d")["validation_error"]
+    whole = viewpoints.split_views(task, "toys3d")[0]
     assert len(judged) == 5 and len(arguments["of"]) == len(whole) - 5 and arguments["lr"] == 0.02
     brightness = [split.images.sum((1, 2, 3)) for split in (judged, arguments["of"], whole)]
     torch.testing.assert_close(torch.cat(brightness[:2]).sort()[0], brightness[2].sort()[0])
@@ -115,13 +117,12 @@ def test_settings_are_tried_on_pairs_of_validation_images(network, digits, monke
     )
     monkeypatch.setattr(overlaps, "load_padded", lambda options: digits)
     sizes = dict(preset="overlapping", guide=dict(channels=4), hidden=(12, 12))
-    settings = overlaps.Overlaid(sizes=sizes, images=7)
     results = []
     for is_try in (True, False):
-        task = Task("capsule-network", network, "mnist", 0.01, 0.1, settings, 2, is_try)
+        task = Task("capsule-network", network, "mnist", 0.01, 0.1, sizes, 2, is_try)
         results.append(overlaps.learn_pairs(Job(network, task, QUICK)))
     assert torch.equal(read[0].images, digits.validation.images)
-    assert torch.equal(read[1].images, digits.test.images[:7])
+    assert torch.equal(read[1].images, digits.test.images)
     assert [*results[0]] == ["validation_error"] and results[1]["updates"][0] == 2
 
 

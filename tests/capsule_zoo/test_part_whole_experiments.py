@@ -44,8 +44,8 @@ def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monk
     entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
     readers = dict(list(part_whole.READERS.items())[:2])
     probes = part_whole.fit_probes(entry, data, readers, probed=30)
-    names = ["probe_presence", "probe_presence_pose"]
-    assert list(probes) == [name + ending for name in names for ending in ("", "_all")]
+    assert list(probes) == ["probe", "probe_all"]
+    assert all(list(row) == ["presence", "presence_pose"] for row in probes.values())
     assert [len(features) for features, *_ in asked] == [30, 80, 30, 80]
     for features, labels, _, test_labels in asked:
         assert torch.equal(labels, data.train.labels[: len(features)])
@@ -56,14 +56,13 @@ def test_drawn_presences_are_binary_and_parts_need_no_object(small_digits):
     pyro.set_rng_seed(0)
     entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
     drawn, again, other = (
-        part_whole.READERS["probe_drawn"](entry.guide, data.test.images, seed=seed)
-        for seed in (0, 0, 1)
+        part_whole.READERS["drawn"](entry.guide, data.test.images, seed=seed) for seed in (0, 0, 1)
     )
     assert set(np.unique(drawn)) == {0.0, 1.0} and drawn.shape == (len(data.test), 3)
     assert (drawn == again).all() and (drawn != other).any()
-    fractions = part_whole.READERS["probe_presence"](entry.guide, data.test.images)
+    fractions = part_whole.READERS["presence"](entry.guide, data.test.images)
     assert ((fractions > 0) & (fractions < 1)).all()
-    parts = part_whole.READERS["probe_parts"](entry.guide, data.test.images)
+    parts = part_whole.READERS["parts"](entry.guide, data.test.images)
     assert parts.shape == (len(data.test), 4 * (1 + 6))
 
 

@@ -45,11 +45,13 @@ def marked(monkeypatch):
 def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch, marked):
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.DATA", "multi-mnist:train=40,test=6")
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
-    settings = dict(
-        seeds=2, length=0.002, every=2, draws=1, tested=6, bounds=2, more=2, sizes=SIZES
+    fewer = dict(
+        DRAWS=1, TEST_SCENES=6, BOUND_SCENES=2, MORE_SCENES=2, SIZES={"counts": "learned", **SIZES}
     )
+    for name, value in fewer.items():
+        monkeypatch.setattr(counts, name, value)
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
-    result = find_experiment("scenes/counts")(options, **settings)
+    result = find_experiment("scenes/counts")(options, seeds=2, length=0.002, every=2)
     right = result.metrics["count_accuracy"]
     assert {"elbo", "iwae_100"} <= result.metrics.keys() and "3_digits" in right
     assert right["5_minutes_worst"][0] <= right["5_minutes"][0]
@@ -71,7 +73,8 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
     monkeypatch.setattr(counts, "train", pretended)
     monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(fractions), 0.01, 2))
     monkeypatch.setattr(counts, "MORE", ())
-    job = Job("scenes", counts.Settings(bounds=2), Options(progress=False))
+    monkeypatch.setattr(counts, "BOUND_SCENES", 2)
+    job = Job("scenes", 12.0, Options(progress=False))
     metrics = counts.one_seed(job)["numbers"]
     assert metrics["count_accuracy_5_minutes"][0] == 0.8
     assert metrics["count_accuracy_30_minutes"][0] == 0.6 and metrics["steps"][0] == 3
@@ -93,8 +96,10 @@ def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
 
 def test_ways_of_reading(tmp_path, mnist_root, monkeypatch, marked):
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
+    for name, value in dict(TEST_SCENES=4, MORE_SCENES=2, DRAWS=1).items():
+        monkeypatch.setattr(counts, name, value)
     options = Options(data_root=mnist_root, progress=False)
-    result = find_experiment("scenes/reading")(options, scenes=4, more=2, draws=1)
+    result = find_experiment("scenes/reading")(options)
     for name in ("count_accuracy_3_digits", "count_accuracy_one_draw", "count_calibration"):
         assert result.metrics[name].keys() == {"peeling", "two_sweeps", "drawn_places"}
     pixels = result.metrics["true pixels above"].numbers
@@ -119,7 +124,7 @@ def test_confidence_and_calibration_are_of_the_most_likely_number(monkeypatch):
     monkeypatch.setattr(counts, "pixel_agreement", lambda *_: {"ari": {"ink_50": (1.0, None, 1)}})
     monkeypatch.setattr(counts, "figures_of", lambda *_: {})
     monkeypatch.setattr(counts, "MORE", ())
-    results = find_experiment("scenes/reading")(Options(progress=False), scenes=4).metrics
+    results = find_experiment("scenes/reading")(Options(progress=False)).metrics
     for name in ("peeling", "two_sweeps", "drawn_places"):
         assert results["count_accuracy"][name][::2] == (0.75, 4)
         assert results["count_accuracy_one_draw"][name][::2] == (0.75, 4)
@@ -194,8 +199,11 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch, marked):
 
     monkeypatch.setattr(f"{module}.load_dataset", read)
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
-    settings = dict(seeds=2, length=0.001, draws=1, tested=2, named=20, sizes=SIZES)
-    result = find_experiment("scenes/segmentation")(options, **settings)
+    for constant, value in dict(FINDING=dict(draws=1), SIZES=SIZES).items():
+        monkeypatch.setattr(segmentation, constant, dict.fromkeys(small, value))
+    monkeypatch.setattr(segmentation, "TEST_SCENES", 2)
+    monkeypatch.setattr(segmentation, "LENGTH", 0.001)
+    result = find_experiment("scenes/segmentation")(options, seeds=2)
     sets = {name.replace("-", "_") for name in small}
     assert result.metrics["ari"].keys() == {*sets, "tetrominoes_best"}
     assert result.metrics["ari_worst"].keys() == sets == set(result.figures)
@@ -380,16 +388,19 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["coins", "digits"])
-def test_whole_pictures_are_counted_and_scored(name):
-    experiment = find_experiment("scenes/whole-pictures")
+def test_whole_pictures_are_counted_and_scored(name, monkeypatch):
     small = dict(window=6, slots=2, thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)))
-    settings = whole_pictures.Settings(
-        tiles=160, composed=2, tested=1, intervals=2, digits="digits", sizes=small
+    fewer = dict(
+        TILES=160, TRAINING_PICTURES=2, TEST_PICTURES=1, INTERVAL_PICTURES=2, SOURCE="digits"
     )
-    assert set(vars(settings)) == set(experiment.settings)
-    job = Job(name, settings, Options(minutes=1e-4, progress=False))
+    for constant, value in fewer.items():
+        monkeypatch.setattr(whole_pictures, constant, value)
+    monkeypatch.setattr(whole_pictures, "SETTINGS", whole_pictures.SETTINGS | small)
+    monkeypatch.setattr(whole_pictures, "DIGITS", whole_pictures.DIGITS | small)
+    assert find_experiment("scenes/whole-pictures").settings.keys() == {"seeds"}
+    job = Job(name, None, Options(minutes=1e-4, progress=False))
     numbers = whole_pictures.one_picture(job)
-    expected = {"count", "error", "precision", "recall", "repeated", "seconds", "iou"}
+    expected = {"count", "error", "precision", "recall", "seconds", "iou"}
     digits = {"digits_error", "digits_ari", "digits_right", "interval_coverage"}
     assert set(numbers) == (expected if name == "coins" else digits | {"interval_expected"})
     assert all(
