@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from capsule_zoo import __version__
-from capsule_zoo.experiments import list_experiments
+from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.records import (
     FIELDS,
     Table,
@@ -160,3 +161,9 @@ def test_a_record_has_an_experiment_here_or_the_commit_that_has_it(path):
     at_head = record["command"].startswith("python benchmarks/")
     at_head |= record["experiment"] in list_experiments()
     assert at_head != bool(re.fullmatch("[0-9a-f]{8}", record.get("commit", "")))
+    if record["experiment"] in list_experiments():  # and its command is understood
+        words = shlex.split(record["command"])
+        assert words[:3] == ["capsule-zoo", "reproduce", record["experiment"]]
+        texts = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        given = dict(text.split("=", 1) for text in texts)
+        assert set(given) <= set(find_experiment(record["experiment"]).settings)
