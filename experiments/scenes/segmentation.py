@@ -53,13 +53,24 @@ FINDING: dict[str, dict[str, Any]] = {  # arguments of `find_objects`, chosen on
 SIZES: dict[str, dict[str, Any]] = {
     DIGITS: dict(counts="learned"),
     "multi-sprites": dict(
-        **dict(slots=6, window=20, size=18.0, size_spread=0.25, sigma_image=0.2),
-        **dict(counts="learned", ground="color"),
+        slots=6,
+        window=20,
+        size=18.0,
+        size_spread=0.25,
+        sigma_image=0.2,
+        counts="learned",
+        ground="color",
         thing_settings=dict(latent=10, guide=dict(hidden=64)),
     ),
     "tetrominoes": dict(
-        **dict(slots=3, window=20, size=20.0, size_spread=0.05, sigma_image=0.2),
-        **dict(counts="learned", blur=0.12, temperature=0.125),
+        slots=3,
+        window=20,
+        size=20.0,
+        size_spread=0.05,
+        sigma_image=0.2,
+        counts="learned",
+        blur=0.12,
+        temperature=0.125,
         thing_settings=dict(latent=8, guide=dict(hidden=64)),
     ),
 }

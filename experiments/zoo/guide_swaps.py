@@ -53,8 +53,14 @@ SLOW: dict[str, int] = {  # fewer images of entries with slow guides
 SIMULATED = 16  # largest number of images sampled from each model
 TRAINING = 1500  # updates of an entry without published weights
 ANNEALING = dict(
-    **dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4),
-    **dict(particles=1000, group_size=100, steps=200),
+    chains=4,
+    temperatures=100,
+    leapfrogs=5,
+    refinement=100,
+    modes=4,
+    particles=1000,
+    group_size=100,
+    steps=200,
 )
 HIDDEN = dict(prior_fraction=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
