@@ -33,15 +33,7 @@ from capsule_zoo.data.own_pictures import read_whole_pictures, sides_of
 from capsule_zoo.data.progress import announce, announce_plan, write_line
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.figures.generic import samples
-from capsule_zoo.inference import (
-    CheckpointError,
-    Checks,
-    Inputs,
-    NonFiniteLoss,
-    Run,
-    SummedPresences,
-    fit,
-)
+from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.progress import history_of
@@ -174,25 +166,12 @@ def train(
     if run.steps == 0 and run.stopped != "interrupted":
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
-        _warn_of_undecided_presences(entry)
         files.finish(run)
         if run.stopped != "interrupted" and predicts_labels(entry.model, entry.guide):
             _note_error_rate(entry, data.validation, folder)
         for figure in entry.figures:
             draw(entry, figure, data.test.images, folder)
     return entry, run
-
-
-def _warn_of_undecided_presences(entry: Entry) -> None:
-    """Warn if scenes were trained for fewer updates than their objective needs."""
-    objective = entry.objective
-    if isinstance(objective, SummedPresences) and objective.done < objective.updates:
-        warnings.warn(
-            f"training was cut short ({objective.done} steps), before presences of objects are "
-            f"decided at step {objective.updates}, so that counts are wrong; go on by --resume "
-            f"--steps {5 * objective.updates}",
-            stacklevel=3,
-        )
 
 
 def with_needed_steps(arguments: dict[str, Any], entry: Entry, data: Dataset) -> dict[str, Any]:

@@ -60,6 +60,10 @@ class Objective(ELBO):
         if self.is_bound:
             refuse_energy_model(self, model)
 
+    def unfinished(self) -> str | None:
+        """Return why results are wrong if training ends now, or None; `fit` warns of it."""
+        return None
+
     def __call__(self, model: nn.Module, guide: nn.Module) -> nn.Module:
         """Return a module that computes the loss of the pair, after a check of the pair."""
         self.check_pair(model, guide)

@@ -49,6 +49,16 @@ class SummedPresences(Objective):
             )
         refuse_another_model(model, guide)
 
+    def unfinished(self) -> str | None:
+        """Return that presences are not decided yet, while T is above 1."""
+        if not 0 < self.done < self.updates:  # a guide that draws presences leaves it at 0
+            return None
+        return (
+            f"training was cut short ({self.done} steps), before presences of objects are decided "
+            f"at step {self.updates}, so that counts are wrong; train for {5 * self.updates} steps "
+            f"(of a run: --resume --steps {5 * self.updates})"
+        )
+
     def differentiable_loss(
         self, model: Any, guide: SceneGuide, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:

@@ -23,7 +23,7 @@ from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.examination.pairs import refuse_training, replace_program
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.objectives.base import check_objective
+from capsule_zoo.inference.objectives.base import Objective, check_objective
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.inference.training.optimizers import OptimizerFactory, Updates, optimizer_factory
 from capsule_zoo.inference.training.progress import Run
@@ -153,6 +153,8 @@ def fit(
                 stopped = trainer.run(budget, bar)
             if workers.is_first and checks.before.whole is None:
                 _warn_of_warmup(trainer, budget, stopped)
+                if isinstance(objective, Objective) and (text := objective.unfinished()):
+                    warnings.warn(text, stacklevel=4)
             return replace(trainer.progress.run(stopped), units=trainer.units)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import pyro
 import pyro.distributions as dist
@@ -11,6 +12,7 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from small_scenes import FORMS, LIKE, pair
 
+from capsule_zoo.guides import AttendInferRepeat
 from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blur_maps, focus
 from capsule_zoo.inference import SummedPresences, fit, log_weights
@@ -172,6 +174,17 @@ def test_a_flattened_distribution_gives_a_lower_bound_and_ends_after_its_updates
         values.append(objective.differentiable_loss(model, guide, images).item())
     assert values[0] > values[2] > values[1] == values[3]
     assert flat.state_dict() == {"done": 3}
+
+
+def test_a_training_that_ends_before_presences_are_decided_is_told():
+    model, guide, images = pair()
+    air = AttendInferRepeat(model, guide.reader, hidden=6).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(model, guide, images, steps=3, batch_size=3, objective=SummedPresences(updates=3))
+        fit(model, air, images, steps=2, batch_size=3, objective=SummedPresences(updates=3))
+    with pytest.warns(UserWarning, match=r"cut short \(2 steps\), before presences .* 15 steps"):
+        fit(model, guide, images, steps=2, batch_size=3, objective=SummedPresences(updates=3))
 
 
 def test_divergences_in_place_of_log_ratios_are_no_bound():
