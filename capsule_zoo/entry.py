@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -42,7 +43,8 @@ class Entry(Generic[M, G]):
             the model, or a function of this entry. The first maker makes the default guide.
         objective: the training objective.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
-        figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
+        figures: functions that draw a picture, by name: of the entry, or of the entry and images
+            (B, C, H, W); see `draw_figure`.
         stages: a function of this entry that returns the stages of its training, for
             `inference.training.stages.fit_stages`; None, or no stages, for training as a whole.
         name, settings: the arguments that `create` was called with.
@@ -57,7 +59,7 @@ class Entry(Generic[M, G]):
     guides: Mapping[str, GuideMaker]
     objective: ELBO
     training: dict = field(default_factory=dict)
-    figures: "Mapping[str, Callable[[Entry, Tensor], Figure]]" = field(default_factory=dict)
+    figures: "Mapping[str, Callable[..., Figure]]" = field(default_factory=dict)
     stages: "Callable[[Entry], Sequence[Stage]] | None" = None
     name: str = ""
     settings: dict = field(default_factory=dict)
@@ -119,3 +121,11 @@ class Entry(Generic[M, G]):
             self.guide = cast(Any, self.make_guide(name))
         self.default_guide = name
         return self
+
+
+def draw_figure(
+    figure: "Callable[..., Figure]", entry: Entry, load_images: Callable[[], Tensor]
+) -> "Figure":
+    """Draw a figure of an entry; images (B, C, H, W) are loaded only if it shows images."""
+    needed = [p for p in signature(figure).parameters.values() if p.default is Parameter.empty]
+    return figure(entry, load_images()) if len(needed) > 1 else figure(entry)

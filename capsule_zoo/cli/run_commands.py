@@ -354,9 +354,10 @@ def figure(
     data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw one of the entry's figures, from test images, into the run folder.
+    """Draw one of the entry's figures into the run folder.
 
-    Every entry that models images or points has the figure samples: draws from the model.
+    Every entry that models images or points has the figure samples: draws from the model, which
+    need no data. Other figures show test images.
 
     \b
     Examples:
@@ -365,8 +366,7 @@ def figure(
     """
     from capsule_zoo.runs import folder as runs
 
-    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
-    path = runs.draw(entry, name, dataset.test.images, folder)
+    path = runs.draw_of_run(run, name, data, data_root)
     print(f"drawn in {path}")
     print_json(as_json, {"figure": str(path)})
 

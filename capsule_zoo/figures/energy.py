@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def fields(entry: Entry, images: Tensor, seed: int = 0) -> "Figure":
+def fields(entry: Entry, seed: int = 0) -> "Figure":
     """Draw the effect of each capsule of an RBM on the mean image when only this capsule is on.
 
     Red means more ink than with all capsules off, blue means less. Each capsule has its own scale.

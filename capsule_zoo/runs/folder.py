@@ -32,6 +32,7 @@ from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.own_pictures import read_whole_pictures, sides_of
 from capsule_zoo.data.progress import announce, announce_plan, write_line
 from capsule_zoo.data.splits import labels_of
+from capsule_zoo.entry import draw_figure
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
@@ -170,7 +171,7 @@ def train(
         if run.stopped != "interrupted" and predicts_labels(entry.model, entry.guide):
             _note_error_rate(entry, data.validation, folder)
         for figure in entry.figures:
-            draw(entry, figure, data.test.images, folder)
+            draw(entry, figure, lambda: data.test.images, folder)
     return entry, run
 
 
@@ -482,6 +483,25 @@ def open_run(
     return entry, dataset.match_classes(trained) if trained else dataset, folder
 
 
+def draw_of_run(
+    source: str, name: str, data: str | None = None, data_root: Path | None = None
+) -> Path:
+    """Draw a figure of a run or of trained weights; data are loaded only if it shows images.
+
+    Args:
+        source, data, data_root: see `open_run`.
+
+    Raises:
+        ValueError: see `open_run` and `draw`.
+    """
+    entry, folder, *_ = _open_pair(source, data, True)
+
+    def load_images() -> Tensor:
+        return open_run(source, data, data_root, only_tests=True)[1].test.images
+
+    return draw(entry, name, load_images, folder)
+
+
 def open_pictures(
     source: str,
     data: str | None,
@@ -568,8 +588,11 @@ def _open_pair(
     return entry, folder, name, size
 
 
-def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
+def draw(entry: Entry, name: str, load_images: Callable[[], Tensor], folder: Path) -> Path:
     """Draw one of an entry's figures into a folder; models of images have `samples`.
+
+    Args:
+        load_images: returns test images, for figures that show images.
 
     Raises:
         ValueError: the entry has no such figure; the message names its figures.
@@ -581,7 +604,7 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
     check_known("figure", name, figures)
     announce(f"drawing {name}")
     path = folder / f"{name}.png"
-    save_figure(figures[name](entry, images), path)
+    save_figure(draw_figure(figures[name], entry, load_images), path)
     return path
 
 

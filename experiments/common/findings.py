@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split
+from capsule_zoo.entry import draw_figure
 from capsule_zoo.inference import Comparison, evaluate, summarize
 from capsule_zoo.inference.sample_quality import Reading, frechet
 from capsule_zoo.records import Number, Numbers
@@ -171,4 +172,4 @@ def snake_case(row: Hashable) -> str:
 
 def pictures(entry: Entry, images: Tensor) -> dict[str, Figure]:
     """Draw every figure of an entry, by name."""
-    return {name: draw(entry, images) for name, draw in entry.figures.items()}
+    return {n: draw_figure(figure, entry, lambda: images) for n, figure in entry.figures.items()}

@@ -10,6 +10,7 @@ from matplotlib.text import Text
 from pyro import poutine
 from variants import create, small_settings
 
+from capsule_zoo.data import MissingData
 from capsule_zoo.figures import energy, generic, grids
 from capsule_zoo.figures.curves import accuracy_curves, number_curves
 from capsule_zoo.figures.grids import draw_changes
@@ -18,6 +19,7 @@ from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.runs.folder import draw_of_run
 from capsule_zoo.settings import configure
 from capsule_zoo.zoo.matrix_capsules import figures as matrix_figures
 from capsule_zoo.zoo.part_whole import figures as part_whole
@@ -200,7 +202,7 @@ def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(
         expected = entry.model.mean_image(entry.guide.expectations(images))[:, 0]
     rows = picture_arrays(entry.figures["reconstructions"](entry, images))
     np.testing.assert_allclose(rows, torch.cat([images[:, 0], expected]).clamp(0, 1), atol=1e-6)
-    drawn = picture_arrays(entry.figures["samples"](entry, images))
+    drawn = picture_arrays(entry.figures["samples"](entry))
     np.testing.assert_allclose(drawn, mean_images(entry.model, 32)[:, 0].clamp(0, 1), atol=1e-6)
 
 
@@ -211,6 +213,18 @@ def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():
     rows = picture_arrays(generic.reconstructions(entry, 3 * pixels - 1))
     np.testing.assert_allclose(rows[0], pixels[0, 0], atol=1e-6)
     assert all(row.min() >= 0 and row.max() <= 1 for row in rows)
+    drawn = np.stack(picture_arrays(generic.samples(entry)))
+    means = mean_images(entry.model, 32)[:, 0]  # pixels without limits, on a scale of their own
+    scaled = (means - means.min()) / (means.max() - means.min())
+    np.testing.assert_allclose(drawn, scaled, atol=1e-6)
+
+
+def test_figures_of_trained_weights_that_show_no_images_need_no_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("samples", "fields"):
+        assert draw_of_run("capsule-rbm-mnist", name, data_root=tmp_path).is_file()
+    with pytest.raises(MissingData, match="no readable MNIST"):
+        draw_of_run("capsule-rbm-mnist", "reconstructions", data_root=tmp_path)
 
 
 def test_a_sum_of_all_capsules_is_the_reconstruction():

@@ -128,8 +128,8 @@ COMMANDS = {
     "show, entry": (["show", "part-hole"], "did you mean 'part-whole'"),
     "reproduce, name": (["reproduce", "shape-codes/digit"], "did you mean 'shape-codes/digits'"),
     "reproduce, setting": (
-        ["reproduce", "scenes/reading", "--set", "scene=2"],
-        "unknown setting of scenes/reading 'scene'; did you mean 'scenes'?",
+        ["reproduce", "scenes/counts", "--set", "lenght=2"],
+        "unknown setting of scenes/counts 'lenght'; did you mean 'length'?",
     ),
     "method": (["evaluate", "run", "--method", "aneal"], "unknown method 'aneal'; did you mean"),
     "method, particles": (

@@ -20,8 +20,8 @@ STEPS = 800  # updates of the guide on samples of the model; see `constellations
 
 PICTURES = {
     "parses": lambda entry, points: scene_parses(entry.model, entry.guide, points),
-    "samples": lambda entry, points: scene_samples(entry.model),
-    "templates": lambda entry, points: template_rows({"": entry.model.distribution()}),
+    "samples": lambda entry: scene_samples(entry.model),
+    "templates": lambda entry: template_rows({"": entry.model.distribution()}),
 }
 
 

@@ -72,6 +72,6 @@ def prior_samples(model: PartWholeCapsules, seed: int = 0) -> "Figure":
 
 PAINTED: dict[str, Any] = {  # figures of an entry and images (B, C, H, W)
     "parses": lambda entry, images: parses(entry.model, entry.guide, images),
-    "templates": lambda entry, images: learned_templates(entry.model),
-    "samples": lambda entry, images: prior_samples(entry.model),
+    "templates": lambda entry: learned_templates(entry.model),
+    "samples": lambda entry: prior_samples(entry.model),
 }

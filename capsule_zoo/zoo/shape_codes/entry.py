@@ -150,7 +150,7 @@ register(
     training={"batch_size": 32},  # nearly three times as fast as 128
     figures={
         **PAINTED,
-        "kinds": lambda entry, images: bent_kinds(entry.model),
+        "kinds": lambda entry: bent_kinds(entry.model),
         "morphs": lambda entry, images: morphs(entry.model, entry.guide, images),
     },
     stages=stages,
