@@ -230,6 +230,11 @@ def save(model: Model, guide: Guide, folder: str | Path, /, **config: object) ->
         ValueError: the guide was made from another model, or uses weights that are no part of it,
             or an argument of a constructor cannot be written as JSON, such as a function.
     """
+    if not isinstance(guide, Guide):
+        raise ValueError(
+            f"guide must be a guide of the zoo, whose arguments are known, not "
+            f"{type(guide).__name__}; fit_guide('free_form', ...) has normal distributions too"
+        )
     if guide.model is not model:
         raise ValueError(
             "guide was made from another model, and both could not be rebuilt as a pair; make it "

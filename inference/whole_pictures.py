@@ -120,6 +120,8 @@ def read_pictures(
     results = []
     for number, picture in enumerate(pictures):
         picture = as_tensor("pictures", picture)
+        if picture.is_floating_point():
+            picture = picture.to(next(model.parameters()).dtype)
         leveled = picture
         if model.leveling is not None:
             _check_pixels_of(picture)  # a leveling clamps them

@@ -14,7 +14,8 @@ Only classes that are already defined are built. Nothing is imported by name or 
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from numbers import Number
@@ -57,7 +58,10 @@ def spec(value: Any, **owners: nn.Module) -> Any:
         held = {name: p.default for name, p in parameters if p.default is not p.empty}
         return {CLASS: without_partials(value).__name__, **_specify_all(held, owners)}
     if isinstance(value, Tensor):
-        return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+        words = _map_nested(
+            value.tolist(), lambda x: x if math.isfinite(x) else str(x)
+        )  # JSON lacks inf
+        return {"tensor": words, "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):
         return _specify_all(value, owners)
     if isinstance(value, tuple | list):
@@ -70,6 +74,13 @@ def spec(value: Any, **owners: nn.Module) -> Any:
         f"{type(value).__name__} cannot be written as JSON: {value!r:.60}; make it a subclass of "
         "capsule_zoo.models.Settings, or pass numbers, words and modules of the zoo"
     )
+
+
+def _map_nested(numbers: Any, convert: Callable[[Any], Any]) -> Any:
+    """Convert every number of nested lists."""
+    if isinstance(numbers, list):
+        return [_map_nested(number, convert) for number in numbers]
+    return convert(numbers)
 
 
 def is_submodule(value: object) -> bool:
@@ -116,7 +127,10 @@ def build(specification: Any, **owners: nn.Module) -> Any:
         check_known("module", specification[PART], owners)
         return owners[specification[PART]].get_submodule(specification["name"])
     if "tensor" in specification:
-        return torch.tensor(specification["tensor"], dtype=getattr(torch, specification["dtype"]))
+        numbers = _map_nested(
+            specification["tensor"], lambda x: float(x) if isinstance(x, str) else x
+        )
+        return torch.tensor(numbers, dtype=getattr(torch, specification["dtype"]))
     held = {name: build(value, **owners) for name, value in specification.items() if name != CLASS}
     if CLASS not in specification:
         return held

@@ -78,9 +78,10 @@ class Corrected(PerImageGuide):
                     torch.zeros_like(family.start(distribution, value))
                 )
                 continue
-            self.locs[name] = nn.Parameter(torch.zeros_like(value))
+            free = torch.zeros_like(self.continuous(name).transform.inv(value))
+            self.locs[name] = nn.Parameter(free)
             if not point:
-                self.log_scales[name] = nn.Parameter(torch.zeros_like(value))
+                self.log_scales[name] = nn.Parameter(free.clone())
             self._correct_distribution(name, distribution, 1)
 
     @property

@@ -112,7 +112,7 @@ class AutoEncoder(Guide[ProgramModel]):
             if isinstance(family, Continuous):
                 free = family.transform.inv(values[name]).to(rows)
                 self.shapes[name] = free.shape[1:]
-                parts.append(free.flatten(1))
+                parts.append(free.reshape(len(free), -1))  # of scalars too
             else:
                 self.shapes[name] = family.start(None, values[name]).shape[1:]
                 self.logits_size += self.shapes[name].numel()

@@ -195,15 +195,41 @@ class ProgramModel(Model):
         """
         call = call_of(self.call.program, args, observed)
         other, rows = _modeled(replace(call, parameters=self.call.parameters))
+        name = self.__name__
         forms = [
             [part._replace(fill=0.0) for part in element.space.parts] for element in (self, other)
         ]
         if forms[0] != forms[1] or other.by_row != self.by_row:
             raise UnservedProgram(
-                f"these data of {self.__name__} have other sites or shapes than those to which "
-                "guides were fitted; give data of the same form, with arguments by name"
+                f"these data of {name} have other sites or shapes than those to which guides were "
+                "fitted; give data of the same form, with arguments by name"
             )
-        return rows.to(self.space.examples)
+        rows = rows.to(self.space.examples)
+        with isolated_parameters(call.program, call.owner), use_seed(0), torch.no_grad():
+            latents, terms = _terms(other, rows)
+            try:
+                _compare(_terms_at(self, latents, rows), {n: t.sum() for n, t in terms.items()})
+            except _Unfit as error:
+                changed = " or ".join(self._changed_constants(other.call)) or "its data"
+                raise UnservedProgram(
+                    f"{changed} of {name} is a constant of the model to which guides were fitted, "
+                    f"and has another value here ({error}); make the guide anew on these data, by "
+                    "auto_encoder or examine"
+                ) from None
+        return rows
+
+    def _changed_constants(self, other: Call) -> list[str]:
+        """Return the names of arguments that differ and are no columns of the rows."""
+        columns = {part.argument for part in self.space.parts}
+        old, new = (
+            dict([*enumerate(call.args), *call.kwargs.items()]) for call in (self.call, other)
+        )
+        names = dict(enumerate(signature_of(other.program).parameters))
+        return [
+            str(names.get(key, key))
+            for key in new
+            if key not in columns and new[key] is not old[key]
+        ]
 
 
 def as_model(
@@ -440,9 +466,16 @@ def _terms(model: ProgramModel, rows: Tensor) -> tuple[dict[str, Tensor], dict[s
     """Sample latents of rows, (B, ...) by site, and compute the log density of each site, (B,)."""
     trace = poutine.trace(model).get_trace(rows)
     latents = {site.name: trace.nodes[site.name]["value"] for site in model.sites}
+    return latents, _terms_at(model, latents, rows)
+
+
+def _terms_at(
+    model: ProgramModel, latents: Mapping[str, Tensor], rows: Tensor
+) -> dict[str, Tensor]:
+    """Compute the log density of each site, (B,), at given latents."""
     with pyro.validation_enabled(False):
-        sites = scored_sites(score_latents(model, latents, rows))
-        return latents, {name: plain_log_density({name: s}, rows) for name, s in sites.items()}
+        sites = scored_sites(score_latents(model, dict(latents), rows))
+        return {name: plain_log_density({name: s}, rows) for name, s in sites.items()}
 
 
 def _plain(

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from pyro.distributions import Unit
 from pyro.distributions.torch import Independent
+from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -95,6 +97,12 @@ def _problem(site: dict) -> str:
             )
     if isinstance(site["scale"], Tensor) or site["scale"] != 1:
         return "is scaled by poutine.scale, so that its density is not normalized; leave it out"
+    if not site["is_observed"] and _is_masked(site):
+        return (
+            "is a latent under a mask, so that its density is not normalized; mask observed sites "
+            "alone (a latent that no data depend on integrates to 1), or mark missing data by NaN "
+            "in place of obs_mask"
+        )
     shape = distribution.batch_shape
     plate_dims = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
     bare = [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in plate_dims]
@@ -114,7 +122,26 @@ def _problem(site: dict) -> str:
             "countless, so that they cannot be summed out; sum them out by hand, or draw a "
             "Categorical"
         )
+    if is_discrete(distribution):
+        try:
+            distribution.enumerate_support(expand=False)
+        except NotImplementedError as error:
+            return (
+                f"is drawn from {_family(distribution)}, whose values differ from row to row "
+                f"({one_line(error)}), so that they cannot be summed out; draw a Categorical over "
+                "all values, with the probability 0 where there is none"
+            )
     return ""
+
+
+def _is_masked(site: dict) -> bool:
+    """Return whether a mask leaves out the density of a site, or a part of it."""
+    masks, distribution = [site["mask"]], site["fn"]
+    while hasattr(distribution, "base_dist"):
+        if isinstance(distribution, MaskedDistribution):
+            masks.append(distribution._mask)
+        distribution = distribution.base_dist
+    return not all(mask is None or bool(torch.as_tensor(mask).all()) for mask in masks)
 
 
 def _family(distribution: Any) -> str:

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
 
 from capsule_zoo import Entry, describe, registry
 from capsule_zoo.guides import ConvolutionalEncoder, EMObjects, EMRouting, PartWholeGuide, Routing
-from capsule_zoo.inference import CheckpointError, IncompatibleGuide, SemiAmortized, check_pair
+from capsule_zoo.inference import (
+    CheckpointError,
+    IncompatibleGuide,
+    SemiAmortized,
+    check_pair,
+    fit_guide,
+    log_weights,
+)
 from capsule_zoo.inference.check import guides_made_for
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
@@ -295,6 +303,24 @@ def test_scenes_are_saved_with_their_trained_object_inside(tmp_path):
         twin = load(tmp_path / folder)
         assert all(torch.equal(t, state[name]) for name, t in twin.model.state_dict().items())
     assert type(twin.make_guide("recurrent").reader) is type(scenes.guide.reader)
+
+
+def test_a_guide_of_pyro_is_not_saved(entry, tmp_path):
+    with pytest.raises(ValueError, match=r"a guide of the zoo.*, not AutoNormal; fit_guide"):
+        save(entry.model, AutoNormal(entry.model), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mixture_of_fitted_guides_is_saved_and_loaded(tmp_path):
+    entry = create("vae", **small_settings("vae"))
+    images = torch.rand(2, *entry.model.image_shape)
+    guide = fit_guide("mixture", entry.model, entry.guide, images, steps=2)
+    save(entry.model, guide, tmp_path)
+    twin, scores = load(tmp_path), []
+    for pair in ((entry.model, guide), (twin.model, twin.guide)):
+        torch.manual_seed(0)
+        scores.append(log_weights(*pair, images)[0])
+    torch.testing.assert_close(*scores, rtol=0, atol=0)
 
 
 def test_a_guide_of_another_model_is_not_saved(entry, tmp_path):

@@ -94,6 +94,37 @@ def test_every_kind_of_guide_is_fitted_to_a_program(encoder, kind):
     assert np.isfinite(log_evidence(schools, guide, SCHOOLS)).all()
 
 
+def mixture(x):
+    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
+    with pyro.plate("cases", len(x)):
+        kind = pyro.sample("kind", dist.Categorical(weights))
+        pyro.sample("x", dist.Normal(torch.tensor([-2.0, 0.0, 2.0])[kind], 1.0), obs=x)
+
+
+def test_a_site_with_one_more_number_than_its_free_ones_is_corrected():
+    x = torch.tensor([-2.2, 0.1, 1.0, 2.5]).repeat(5)
+    encoder = auto_encoder(mixture, x, steps=3)
+    guide = fit_guide("corrected", mixture, encoder, x, steps=0)
+    assert guide.locs["weights"].shape[-1] == guide.log_scales["weights"].shape[-1] == 2
+    same = [log_evidence(mixture, g, {"x": x}) for g in (encoder, guide)]
+    np.testing.assert_allclose(*same, rtol=1e-5)
+    better = fit_guide("corrected", mixture, encoder, x, steps=60, lr=0.05)
+    assert better.refinement.end > better.refinement.start + 0.2
+
+
+def mean_of_four(x):
+    mean = pyro.sample("mean", dist.Normal(torch.zeros(()).double(), 1.0))
+    pyro.sample("x", dist.Normal(mean, 1.0).expand([4]).to_event(1), obs=x)
+
+
+def test_a_program_without_a_plate_has_an_encoder_of_its_scalar():
+    x = double(33, 4)
+    encoder = auto_encoder(mean_of_four, x, steps=3)
+    exact = fit_guide("gauss_newton", mean_of_four, encoder, x, steps=5)
+    expected = dist.MultivariateNormal(x.new_zeros(4), torch.eye(4).double() + 1).log_prob(x)
+    np.testing.assert_allclose(log_evidence(mean_of_four, exact, x), [expected], atol=1e-6)
+
+
 def test_points_of_a_program_are_widened(encoder):
     points = fit_guide("free_form", schools, encoder, SCHOOLS, steps=2, distribution="delta")
     wide = fit_guide("widened", schools, points, SCHOOLS, steps=2)
@@ -233,6 +264,10 @@ REFUSED = {
     "no data": (
         lambda g: fit_guide("free_form", schools, None, "text"),
         "images must be the data of schools.*not a str",
+    ),
+    "another constant": (
+        lambda g: evaluate(schools, g, {"errors": 2 * SCHOOLS["errors"]}),
+        "errors of schools is a constant .*another value here.*anew",
     ),
     "no draws": (
         lambda g: check_calibration(schools, lambda x: None, 90, 15),

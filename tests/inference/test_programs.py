@@ -404,6 +404,30 @@ def scaled(x):
     pyro.sample("x", dist.Normal(z, 1.0), obs=x)
 
 
+def masked(x):
+    with pyro.plate("cases", len(x)), poutine.mask(mask=x > 0):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+
+def partly_masked(x):
+    with pyro.plate("cases", len(x)):
+        z = pyro.sample("z", dist.Normal(x.new_zeros(2), 1.0).mask(False).to_event(1))
+        pyro.sample("x", dist.Normal(z.sum(-1), 1.0), obs=x)
+
+
+def of_other_totals(x):
+    with pyro.plate("cases", len(x)):
+        z = pyro.sample("z", dist.Binomial(torch.arange(len(x)).to(x), 0.5))
+        pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+
+def observed_in_part(x):
+    with pyro.plate("cases", len(x)):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(z, 1.0), obs=x, obs_mask=x > 0)
+
+
 def correlated(x):
     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     pyro.sample("x", dist.MultivariateNormal(z * torch.ones(2), torch.eye(2)), obs=x)
@@ -461,6 +485,10 @@ REFUSED = {
         "'x' of gray observes values that Bernoulli does not draw, such as 0.25; .*Boolean",
     ),
     "a scale": (lambda: as_model(scaled, X[0, 0]), "'z'.*poutine.scale.*leave it out"),
+    "a masked latent": (lambda: as_model(masked, X[:, 0]), "'z'.*under a mask.*observed sites"),
+    "a part of a latent": (lambda: as_model(partly_masked, X[:, 0]), "'z'.*latent under a mask"),
+    "totals": (lambda: as_model(of_other_totals, X[:, 0]), "'z'.*Binomial, whose values differ"),
+    "a mask of data": (lambda: as_model(observed_in_part, X[:, 0]), "'x_unobserved'.*by NaN"),
     "infinite data": (lambda: as_model(components, X / 0), "'x'.*not finite"),
     "a part of an event": (
         lambda: as_model(correlated, torch.tensor([1.0, math.nan])),

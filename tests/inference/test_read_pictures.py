@@ -55,6 +55,13 @@ def test_a_picture_without_objects_has_none():
     assert not result.numbers.any()
 
 
+def test_pictures_of_another_precision_are_read():
+    picture, _ = disks(6)
+    model, guide = untrained(picture)
+    counts = [read_pictures(model, guide, [picture.to(t)])[0].count for t in (None, torch.double)]
+    assert counts[0] == counts[1] > 0
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
