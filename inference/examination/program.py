@@ -224,7 +224,7 @@ class ProgramModel(Model):
         old, new = (
             dict([*enumerate(call.args), *call.kwargs.items()]) for call in (self.call, other)
         )
-        names = dict(enumerate(signature_of(other.program).parameters))
+        names: dict[Any, str] = dict(enumerate(signature_of(other.program).parameters))
         return [
             str(names.get(key, key))
             for key in new
