@@ -30,8 +30,8 @@ from capsule_zoo.models.checks import told_apart
 from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.common.site_values import observed_names
 from capsule_zoo.models.common.spaces import space_of
+from capsule_zoo.models.common.trace_density import is_masked, scored_sites
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
-from capsule_zoo.models.common.trace_density import scored_sites
 
 
 class IncompatibleGuide(ValueError):
@@ -157,6 +157,12 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
         f"with shape {_shape(site)}"
         for name, site in wanted.items()
         if name not in drawn and name not in enumerated
+    ]
+    problems += [
+        f"site {name!r} is enumerated under a mask, which adds the logarithm of the number of its "
+        "values to log p; mask observed sites alone"
+        for name in enumerated
+        if is_masked(model_trace.nodes[name])
     ]
     for name, site in drawn.items():
         if name in enumerated:

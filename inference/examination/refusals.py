@@ -4,10 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from pyro.distributions import Unit
 from pyro.distributions.torch import Independent
-from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -15,6 +13,7 @@ from torch.distributions import constraints
 
 from capsule_zoo.guides.per_image.site_distributions import base_distribution
 from capsule_zoo.inference.check import is_discrete, one_line
+from capsule_zoo.models.common.trace_density import is_masked
 
 
 class UnservedProgram(ValueError):
@@ -97,7 +96,7 @@ def _problem(site: dict) -> str:
             )
     if isinstance(site["scale"], Tensor) or site["scale"] != 1:
         return "is scaled by poutine.scale, so that its density is not normalized; leave it out"
-    if not site["is_observed"] and _is_masked(site):
+    if not site["is_observed"] and is_masked(site):
         return (
             "is a latent under a mask, so that its density is not normalized; mask observed sites "
             "alone (a latent that no data depend on integrates to 1), or mark missing data by NaN "
@@ -132,16 +131,6 @@ def _problem(site: dict) -> str:
                 "all values, with the probability 0 where there is none"
             )
     return ""
-
-
-def _is_masked(site: dict) -> bool:
-    """Return whether a mask leaves out the density of a site, or a part of it."""
-    masks, distribution = [site["mask"]], site["fn"]
-    while hasattr(distribution, "base_dist"):
-        if isinstance(distribution, MaskedDistribution):
-            masks.append(distribution._mask)
-        distribution = distribution.base_dist
-    return not all(mask is None or bool(torch.as_tensor(mask).all()) for mask in masks)
 
 
 def _family(distribution: Any) -> str:

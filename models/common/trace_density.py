@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 
+import torch
 from pyro.distributions import Delta, MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from pyro.ops.contract import contract_tensor_tree
@@ -37,6 +38,16 @@ def is_deterministic(site: Mapping) -> bool:
     distribution = site["fn"]
     is_masked_out = isinstance(distribution, MaskedDistribution) and distribution._mask is False
     return site["is_observed"] and is_masked_out and isinstance(distribution.base_dist, Delta)
+
+
+def is_masked(site: Mapping) -> bool:
+    """Return whether a mask leaves out the density of a sample site, or a part of it."""
+    masks, distribution = [site["mask"]], site["fn"]
+    while hasattr(distribution, "base_dist"):
+        if isinstance(distribution, MaskedDistribution):
+            masks.append(distribution._mask)
+        distribution = distribution.base_dist
+    return not all(mask is None or bool(torch.as_tensor(mask).all()) for mask in masks)
 
 
 def log_score(trace: Trace, images: Tensor) -> Tensor:

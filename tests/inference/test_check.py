@@ -163,6 +163,14 @@ def test_a_model_with_every_site_summed_out_takes_an_empty_guide_and_no_other():
     assert "'kind' is enumerated by the model" in problems(model, guide, images)[0]
 
 
+def test_an_enumerated_site_under_a_mask_is_refused():
+    """Its values would all count fully, and log p would be log 3 too high."""
+    model, images = BernoulliMixture().double(), binary_images(3)
+    masked = poutine.mask(model, mask=torch.tensor([True, True, False]))
+    assert "'kind' is enumerated under a mask" in problems(masked, NoGuide(model), images)[0]
+    check_pair(poutine.mask(model, mask=torch.ones(3).bool()), NoGuide(model), images)
+
+
 @pytest.mark.parametrize(
     ("scale", "text"),
     [
