@@ -25,6 +25,7 @@ from capsule_zoo.models.checks import check_positive, check_whole
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.scenes import Scenes
 
+ROUNDS = 4  # rounds of proposals, at most
 SAME = 0.2  # distance of two proposals for one object, in default sizes
 OUTLINE = 0.5  # fraction of an object's largest cover at which its mask ends
 
@@ -81,7 +82,6 @@ def read_pictures(
     guide: Peeling,
     pictures: Sequence[Tensor],
     *,
-    rounds: int = 4,
     sweeps: int = 1,
     likelihood_power: float | None = None,
 ) -> list[PictureObjects]:
@@ -91,7 +91,6 @@ def read_pictures(
         model: scenes with counts="poisson", trained on tiles of such pictures. If it has a
             `leveling`, pictures are leveled by it first.
         guide: a `Peeling` of the model.
-        rounds: rounds of proposals, at most.
         sweeps: number of times that every object is proposed again, given all others. At last
             objects of unfamiliar looks are proposed apart from them. 0 is several times as fast,
             and takes less of a cluttered ground for objects.
@@ -103,7 +102,6 @@ def read_pictures(
         ValueError: another guide or model, or pictures that do not fit.
     """
     check_whole(0, sweeps=sweeps)
-    check_whole(1, rounds=rounds)
     if likelihood_power is not None:
         check_positive(likelihood_power=likelihood_power)
     if not isinstance(guide, Peeling) or not isinstance(model, Scenes):
@@ -130,7 +128,7 @@ def read_pictures(
         model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
         height, width = picture.shape[-2:]
         announce(f"reading picture {number + 1} of {len(pictures)}, {width}x{height} pixels")
-        results.append(_read(guide, leveled, (height, width), rounds, sweeps, likelihood_power))
+        results.append(_read(guide, leveled, (height, width), sweeps, likelihood_power))
     return results
 
 
@@ -148,13 +146,12 @@ def _read(
     guide: Peeling,
     image: Tensor,
     size: tuple[int, int],
-    rounds: int,
     sweeps: int,
     likelihood_power: float | None,
 ) -> PictureObjects:
     """Read one leveled image, and return its objects in a picture of a size."""
     reader = PictureReader(guide, image, likelihood_power)
-    patches, clusters, canvas = reader.read(rounds, sweeps)
+    patches, clusters, canvas = reader.read(ROUNDS, sweeps)
     present = best_of(clusters).nonzero()[:, 0]
     objects = patches[present]
     scale = torch.tensor([size[1] / image.shape[-1], size[0] / image.shape[-2]])

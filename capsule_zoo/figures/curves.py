@@ -122,7 +122,6 @@ def curves_on_log_scale(
     xlabel: str,
     ylabel: str,
     marks: Mapping[str, tuple] = MappingProxyType({}),
-    marker: str = ".",
 ) -> "Figure":
     """Draw curves over a logarithmic x axis.
 
@@ -130,11 +129,10 @@ def curves_on_log_scale(
         curves: curves (x, y) by name.
         xlabel, ylabel: labels of both axes.
         marks: points (x, y) by name, such as published ones, drawn as crosses.
-        marker: matplotlib's marker for the points of the curves.
     """
     figure, ((axis,),) = panels()
     for name, (x, y) in curves.items():
-        axis.plot(x, y, marker=marker, label=metric_title(name))
+        axis.plot(x, y, marker=".", label=metric_title(name))
     for name, (x, y) in marks.items():
         axis.plot(x, y, "kx", label=name)
     axis.set(xscale="log", xlabel=xlabel, ylabel=ylabel)

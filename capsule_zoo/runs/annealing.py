@@ -36,12 +36,7 @@ _LARGE = 512  # numbers of a code above which an image has one point, because of
 
 
 def anneal_run(
-    entry: Entry,
-    data: Dataset,
-    *,
-    particles: int = 100,
-    widening: int = WIDEN_STEPS,
-    **settings: Any,
+    entry: Entry, data: Dataset, *, particles: int = 100, **settings: Any
 ) -> dict[str, Any]:
     """Bound log p of test images from both sides by annealing, in nats per image.
 
@@ -52,8 +47,7 @@ def anneal_run(
 
     Args:
         particles: draws of the guide for its own bounds.
-        widening: updates that widen a guide of points.
-        settings: `images`, `seed`, `refinement` and `progress` of `guide_losses`, and further
+        settings: `images`, `seed`, `steps`, `refinement`, `progress` of `guide_losses`, and further
             arguments of `annealed_log_likelihood`.
 
     Returns:
@@ -66,7 +60,7 @@ def anneal_run(
     Raises:
         ValueError: an entry that gives no bound.
     """
-    settings = {"simulated": 16, "particles": particles, "steps": widening, **settings}
+    settings = {"simulated": 16, "particles": particles, "steps": WIDEN_STEPS, **settings}
     bounds, losses_by_guide = guide_losses(entry, data, (), **settings)
     return bounds | losses_by_guide["encoder"] | {"units": "nats per image"}
 

@@ -447,11 +447,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def open_run(
-    source: str,
-    data: str | None = None,
-    data_root: Path | None = None,
-    only_tests: bool = False,
-    resize: bool = True,
+    source: str, data: str | None = None, data_root: Path | None = None, only_tests: bool = False
 ) -> tuple[Entry, Dataset, Path]:
     """Open a run: return its entry, data resized to its images, and the folder for results.
 
@@ -459,13 +455,12 @@ def open_run(
         source: a run folder, or the name of trained weights, whose folder is then `runs/<name>`.
         data: a data set's name; by default the one that the entry was trained on.
         only_tests: True if training images are not needed; see `load_tests`.
-        resize: resize the images to those that the entry was trained on.
 
     Raises:
         ValueError: neither a run nor trained weights, absent data, or a damaged file; or data of a
             class that a classifier was not trained on.
     """
-    entry, folder, name, size = _open_pair(source, data, resize)
+    entry, folder, name, size = _open_pair(source, data, resize=True)
     leveling = getattr(entry.model, "leveling", None)
     if leveling is not None:
         kind, _, path = full_name(name).partition(":")
@@ -517,7 +512,8 @@ def open_pictures(
     Args:
         out: the folder to write into; by default `objects` in the folder of the run.
         held_out: only the test images also of own pictures, and no names of files.
-        source, data, resize: see `open_run`.
+        source, data: see `open_run`.
+        resize: resize the images to those that the entry was trained on.
     """
     entry, folder, name, size = _open_pair(source, data, resize)
     out = out or folder / "objects"

@@ -106,7 +106,6 @@ def annealed_log_likelihood(
     chains: int = 16,
     temperatures: int = 500,
     leapfrogs: int = 5,
-    flips: int | None = None,
     simulated: int = 16,
     pilot_chains: int = 4,
     prior_fraction: float = 0.0,
@@ -133,8 +132,6 @@ def annealed_log_likelihood(
             number.
         leapfrogs: steps of each Hamiltonian trajectory, one trajectory for each temperature; or,
             without continuous sites, proposals to change many binary values at once.
-        flips: proposals to change one discrete value, at each temperature; by default 16, or the
-            number of such values in one image if it is smaller.
         simulated: number of images that the model draws, on which the gap is measured; 0 for none.
         pilot_chains: chains of each image that find the lengths of the steps, and are thrown away.
             Chains that adapted their own steps would give a biased estimate.
@@ -173,8 +170,6 @@ def annealed_log_likelihood(
     check_whole(1, pilot_chains=pilot_chains, batch_size=batch_size)
     check_whole(2, temperatures=temperatures)
     check_whole(0, simulated=simulated)
-    if flips is not None:
-        check_whole(1, flips=flips)
     if not 0 <= prior_fraction < 1:
         raise ValueError(
             f"prior_fraction must be from 0 to below 1, not {prior_fraction}; pass guide=None to "
@@ -194,7 +189,7 @@ def annealed_log_likelihood(
     best = _highest(bounds)
     pair = pairs[best] if guides else prepare(model, model, images, prior=True, **options)
     start = pair.guide if guides else None
-    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_fraction, progress
+    settings = chains, temperatures, leapfrogs, pilot_chains, prior_fraction, progress
     mode, freeze = eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
         run = _Run(pair.model, start, seed, *settings)
@@ -328,7 +323,6 @@ class _Run(NamedTuple):
     chains: int
     temperatures: int
     leapfrogs: int
-    flips: int | None
     pilot_chains: int
     prior_fraction: float
     progress: bool
@@ -385,7 +379,7 @@ class _Run(NamedTuple):
     ) -> tuple[Moves, Tensor, Tensor]:
         """Return the moves, and a pilot's temperatures and step lengths, (T + 1, rows) each."""
         size = sum(path.choices[name].size for name in path.flipped)
-        flips = min(size, _FLIPS) if self.flips is None else self.flips
+        flips = min(size, _FLIPS)
         betas = temperatures_along_sigmoid(max(self.temperatures // _FEWER, 2))
         if self.prior_fraction:  # draws of the prior may differ from the posterior by many nats
             betas[1:1] = [betas[1] * 2.0**-halving for halving in range(_HALVINGS, 0, -1)]

@@ -89,7 +89,7 @@ def test_points_are_widened_before_they_are_annealed(small):
     sizes = {**small_settings("part-whole"), "image_shape": (1, 12, 12)}
     entry = create("part-whole", **sizes)
     metrics = annealing.anneal_run(
-        entry, small, images=2, particles=2, widening=2, simulated=2, **TINY
+        entry, small, images=2, particles=2, steps=2, simulated=2, **TINY
     )
     assert metrics["guide"] == "Widened" and np.isfinite(metrics["gap"])
     assert metrics["lost_elbo"] >= metrics["lost_iwae"]

@@ -66,7 +66,6 @@ def test_pictures_of_another_precision_are_read():
     "arguments, message",
     [
         (dict(sweeps=-1), "sweeps"),
-        (dict(rounds=0), "rounds"),
         (dict(likelihood_power=0.0), "likelihood_power"),
         (dict(pictures=[torch.zeros(3, 40, 40)]), r"\(1, height, width\)"),
         (dict(pictures=[255 * torch.rand(1, 40, 40)]), r"must lie in \[0, 1\]"),

@@ -23,7 +23,7 @@ References:
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -101,7 +101,6 @@ def learn_templates(
     trial_steps: int = 8,
     largest: int | None = None,
     seed: int = 0,
-    say: Callable[[str], None] | None = None,
 ) -> list[float]:
     """Learn the templates of a model, and the noise on them, from scenes without labels.
 
@@ -117,7 +116,6 @@ def learn_templates(
         largest: the most points of a scene that is used; None for all scenes. Scenes of many
             points have many matchings, and the smaller ones may say as much of the templates.
         seed: seed of the initializations.
-        say: a function that is called with a line after every step.
 
     Returns:
         The mean log evidence in nats before each step and after the last one.
@@ -138,14 +136,12 @@ def learn_templates(
     places = _select_scenes(points.double(), model.sizes, largest)
     distribution, generator = model.distribution(), seeded_generator(seed)
     trial_points, best, height = places[:trial_scenes], distribution, -math.inf
-    for start in range(starts):
+    for _ in range(starts):
         trial = random_distribution(distribution, places, generator)
         trial, history = _run(trial, trial_points, trial_steps if starts > 1 else 0)
-        if say is not None:
-            say(f"start {start + 1} of {starts}: {history[-1]:.3f} nats")
         if history[-1] > height:
             best, height = trial, history[-1]
-    best, history = _run(best, places, steps, say)
+    best, history = _run(best, places, steps)
     _store(model, best)
     return history
 
@@ -164,18 +160,13 @@ def _select_scenes(points: Tensor, sizes: Sequence[int], largest: int | None) ->
 
 
 def _run(
-    distribution: SceneDistribution,
-    points: Tensor,
-    steps: int,
-    say: Callable[[str], None] | None = None,
+    distribution: SceneDistribution, points: Tensor, steps: int
 ) -> tuple[SceneDistribution, list[float]]:
     history = []
-    for step in range(steps):
+    for _ in range(steps):
         evidence, moments = expectation(distribution, points)
         history.append(evidence)
         distribution = maximization(distribution, moments)
-        if say is not None:
-            say(f"step {step + 1} of {steps}: {evidence:.3f} nats")
     history.append(mean_evidence(distribution, points))
     return distribution, history
 
