@@ -162,8 +162,8 @@ def test_a_record_has_an_experiment_here_or_the_commit_that_has_it(path):
     at_head |= record["experiment"] in list_experiments()
     assert at_head != bool(re.fullmatch("[0-9a-f]{8}", record.get("commit", "")))
     if record["experiment"] in list_experiments():  # and its command is understood
-        words = shlex.split(record["command"])
-        assert words[:3] == ["capsule-zoo", "reproduce", record["experiment"]]
-        texts = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        given = dict(text.split("=", 1) for text in texts)
-        assert set(given) <= set(find_experiment(record["experiment"]).settings)
+        arguments = shlex.split(record["command"])
+        assert arguments[:3] == ["capsule-zoo", "reproduce", record["experiment"]]
+        texts = [arguments[i + 1] for i, argument in enumerate(arguments) if argument == "--set"]
+        settings = dict(text.split("=", 1) for text in texts)
+        assert set(settings) <= set(find_experiment(record["experiment"]).settings)
