@@ -60,7 +60,7 @@ class Objective(ELBO):
         if self.is_bound:
             refuse_energy_model(self, model)
 
-    def unfinished(self) -> str | None:
+    def remark_on_end(self) -> str | None:
         """Return why results are wrong if training ends now, or None; `fit` warns of it."""
         return None
 

@@ -49,7 +49,7 @@ class SummedPresences(Objective):
             )
         refuse_another_model(model, guide)
 
-    def unfinished(self) -> str | None:
+    def remark_on_end(self) -> str | None:
         """Return that presences are not decided yet, while T is above 1."""
         if not 0 < self.done < self.updates:  # a guide that draws presences leaves it at 0
             return None

@@ -153,7 +153,7 @@ def fit(
                 stopped = trainer.run(budget, bar)
             if workers.is_first and checks.before.whole is None:
                 _warn_of_warmup(trainer, budget, stopped)
-                if isinstance(objective, Objective) and (text := objective.unfinished()):
+                if isinstance(objective, Objective) and (text := objective.remark_on_end()):
                     warnings.warn(text, stacklevel=4)
             return replace(trainer.progress.run(stopped), units=trainer.units)
 
