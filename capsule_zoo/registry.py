@@ -44,6 +44,7 @@ from capsule_zoo.data.registration import (
 )
 from capsule_zoo.entry import Entry as Entry
 from capsule_zoo.entry import GuideMaker
+from capsule_zoo.entry import draw_figure as draw_figure
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,

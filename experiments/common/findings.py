@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.entry import draw_figure
 from capsule_zoo.inference import Comparison, evaluate, summarize
 from capsule_zoo.inference.sample_quality import Reading, frechet
 from capsule_zoo.records import Number, Numbers
-from capsule_zoo.registry import Entry
+from capsule_zoo.registry import Entry, draw_figure
 
 BOOTSTRAPS = 2000  # number of resampled sets of images
 BINS = 10  # number of bins of the calibration error

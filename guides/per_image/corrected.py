@@ -78,7 +78,8 @@ class Corrected(PerImageGuide):
                     torch.zeros_like(family.start(distribution, value))
                 )
                 continue
-            free = torch.zeros_like(self.continuous(name).transform.inv(value))
+            transform = (family or self.continuous(name)).transform
+            free = torch.zeros_like(transform.inv(value))
             self.locs[name] = nn.Parameter(free)
             if not point:
                 self.log_scales[name] = nn.Parameter(free.clone())
