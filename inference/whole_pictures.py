@@ -25,7 +25,6 @@ from capsule_zoo.models.checks import check_positive, check_whole
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.scenes import Scenes
 
-ROUNDS = 4  # rounds of proposals, at most
 SAME = 0.2  # distance of two proposals for one object, in default sizes
 OUTLINE = 0.5  # fraction of an object's largest cover at which its mask ends
 
@@ -151,7 +150,7 @@ def _read(
 ) -> PictureObjects:
     """Read one leveled image, and return its objects in a picture of a size."""
     reader = PictureReader(guide, image, likelihood_power)
-    patches, clusters, canvas = reader.read(ROUNDS, sweeps)
+    patches, clusters, canvas = reader.read(sweeps=sweeps)
     present = best_of(clusters).nonzero()[:, 0]
     objects = patches[present]
     scale = torch.tensor([size[1] / image.shape[-1], size[0] / image.shape[-2]])

@@ -58,9 +58,8 @@ def spec(value: Any, **owners: nn.Module) -> Any:
         held = {name: p.default for name, p in parameters if p.default is not p.empty}
         return {CLASS: without_partials(value).__name__, **_specify_all(held, owners)}
     if isinstance(value, Tensor):
-        numbers = _map_nested(
-            value.tolist(), lambda x: x if math.isfinite(x) else str(x)
-        )  # JSON lacks inf
+        # JSON has no number for inf or NaN
+        numbers = _map_nested(value.tolist(), lambda x: x if math.isfinite(x) else str(x))
         return {"tensor": numbers, "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):
         return _specify_all(value, owners)

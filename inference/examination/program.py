@@ -228,7 +228,7 @@ class ProgramModel(Model):
         return [
             str(names.get(key, key))
             for key in new
-            if key not in columns and new[key] is not old[key]
+            if key not in columns and new[key] is not old.get(key)
         ]
 
 
