@@ -14,7 +14,7 @@ demo: $(VENV)/.installed  ## set up, then train on real digits and compare guide
 	$(BIN)/capsule-zoo reproduce shape-codes/digits --out runs/demo
 	@echo "== the figures are in runs/demo/shape-codes; results/ is as it was"
 
-test: $(VENV)/.installed-test  ## set up, then run the quick tests (six minutes)
+test: $(VENV)/.installed-test  ## set up, then run the quick tests (four minutes)
 	@echo "== running the tests"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
