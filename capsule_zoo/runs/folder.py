@@ -461,6 +461,18 @@ def open_run(
             class that a classifier was not trained on.
     """
     entry, folder, name, size = _open_pair(source, data, resize=True)
+    return entry, _load_data(entry, source, name, size, data_root, only_tests), folder
+
+
+def _load_data(
+    entry: Entry,
+    source: str,
+    name: str,
+    size: tuple[int, int] | None,
+    data_root: Path | None,
+    only_tests: bool,
+) -> Dataset:
+    """Load the data set of a run, as `_open_pair` names it, for the entry; see `open_run`."""
     leveling = getattr(entry.model, "leveling", None)
     if leveling is not None:
         kind, _, path = full_name(name).partition(":")
@@ -475,7 +487,7 @@ def open_run(
     if entry.observes_images:
         dataset = dataset.with_channels(entry.model.image_shape[0])
     trained = read_recipe(source).get("class_names")
-    return entry, dataset.match_classes(trained) if trained else dataset, folder
+    return dataset.match_classes(trained) if trained else dataset
 
 
 def draw_of_run(
@@ -489,10 +501,10 @@ def draw_of_run(
     Raises:
         ValueError: see `open_run` and `draw`.
     """
-    entry, folder, *_ = _open_pair(source, data, True)
+    entry, folder, of_run, size = _open_pair(source, data, resize=True)
 
     def load_images() -> Tensor:
-        return open_run(source, data, data_root, only_tests=True)[1].test.images
+        return _load_data(entry, source, of_run, size, data_root, only_tests=True).test.images
 
     return draw(entry, name, load_images, folder)
 

@@ -213,8 +213,8 @@ class ProgramModel(Model):
                 changed = " or ".join(self._changed_constants(other.call)) or "its data"
                 raise UnservedProgram(
                     f"{changed} of {name} is a constant of the model to which guides were fitted, "
-                    f"and has another value here ({error}); make the guide anew on these data, by "
-                    "auto_encoder or examine"
+                    f"and has another value here ({error}); make a new guide for these data by "
+                    "auto_encoder, or call examine on them"
                 ) from None
         return rows
 

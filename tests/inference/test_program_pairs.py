@@ -267,7 +267,7 @@ REFUSED = {
     ),
     "another constant": (
         lambda g: evaluate(schools, g, {"errors": 2 * SCHOOLS["errors"]}),
-        "errors of schools is a constant .*another value here.*anew",
+        "errors of schools is a constant .*another value here.*a new guide",
     ),
     "no draws": (
         lambda g: check_calibration(schools, lambda x: None, 90, 15),
