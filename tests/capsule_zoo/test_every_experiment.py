@@ -171,6 +171,16 @@ MINIATURES = {
     ),
     "capsule-rbm/mnist": Miniature({}, 0.005, 12, patches=ANNEALING),
     "capsule-rbm/fashion": Miniature({}, 0.005, 12, patches=ANNEALING),
+    "capsule-rbm/fashion-classes": Miniature(
+        dict(seeds=1),
+        0.01,
+        12,
+        patches=in_module(
+            "capsule_rbm.fashion_classes",
+            SIZES={"capsule-rbm": dict(capsules=3, units=2), "rbm": dict(hidden=6)},
+            **dict(SAMPLES=8, SWEEPS=2, CHAINS=4, BETWEEN=1, EPOCHS=1, DRAWN=4),
+        ),
+    ),
     "capsule-rbm/learning-curve": Miniature(
         {}, 0.005, 12, patches=in_module("capsule_rbm.likelihood", UPDATES=(2, 3))
     ),

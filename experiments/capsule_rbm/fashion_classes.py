@@ -1,0 +1,135 @@
+"""Classes of clothes among samples of capsule RBMs; see figure 5 of Li and Zhu (2019).
+
+Pixels are standard scores, and their distribution given the hidden units has a variance of 1, as
+Hinton (2010, "A Practical Guide to Training Restricted Boltzmann Machines", section 13.2)
+recommends. Hidden units are binary. A classifier of Fashion-MNIST names the class of each sample.
+There are three ways to draw from a machine:
+
+    chain     Gibbs chains that start from independent pixels;
+    ladder    tempered chains that start from independent pixels;
+    training  the chains of training go on.
+
+If they differ, chains stay near the clothes that they meet first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
+from capsule_zoo.experiments.common.energy import load_standard_fashion
+from capsule_zoo.experiments.common.findings import group_by_quantity, looks, means_of, single
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference import Checks
+from capsule_zoo.inference.energy.tempering import TemperedChains
+from capsule_zoo.inference.sample_quality import FeatureClassifier, Reading, train_classifier
+from capsule_zoo.models import CapsuleRBM
+from capsule_zoo.models.common.modes import use_seed
+from capsule_zoo.records import Number, Numbers
+from capsule_zoo.registry import Entry
+
+LEVELS = (1.0, 0.98, 0.95, 0.91, 0.86, 0.8, 0.72, 0.63, 0.53, 0.42, 0.25, 0.0)
+TEMPERED: dict[str, Any] = dict(centered=False, tempering=LEVELS, chains=20)
+SIZES: dict[str, dict] = {"capsule-rbm": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
+MACHINES: dict[str, tuple[str, dict[str, Any]]] = {  # entry and objective
+    "capsules": ("capsule-rbm", dict(centered=False)),
+    "tempered_capsules": ("capsule-rbm", TEMPERED),
+    "tempered_rbm": ("rbm", TEMPERED),
+}
+SAMPLES = 2000  # samples of each machine, and test images that they are compared with
+SWEEPS = 500  # of chains that start from independent pixels
+CHAINS = 100  # tempered chains that start from independent pixels
+BETWEEN = 20  # sweeps between two samples of one chain
+EPOCHS = 3  # passes of the classifier over the training images
+DRAWN = 12  # samples of each machine in the figure
+DRAWINGS = "samples.safetensors"
+
+
+@experiment("capsule-rbm/fashion-classes", data="fashion-mnist", minutes=27)
+def fashion_classes(options: Options, *, seeds: int = 3) -> Result:
+    """Count the classes of clothes among samples of three machines (some 40 minutes of one core).
+
+    `classes` is the effective number of classes, the exponential of their entropy, and `rarest` the
+    fraction of samples in the rarest class. `..._chain` are of Gibbs chains from independent
+    pixels, `..._ladder` of tempered chains from independent pixels, and `..._training` of the
+    training's own tempered chains. `..._images` are of other test images. Samples are mean images,
+    given the capsules.
+
+    Args:
+        seeds: number of seeds, among which the minutes are divided.
+    """
+    pixels = load_dataset("fashion-mnist", root=options.data_root)
+    options.say("Training the classifier")
+    judge = train_classifier(pixels.train, pixels.num_classes, EPOCHS)
+    study, timed = Study(MACHINES, seeds), replace(options, minutes=options.budget)
+    numbers = means_of(study.run(judge_machine, timed, judge=judge))
+    real, others = (judge.read(images) for images in pixels.test.images.split(SAMPLES)[:2])
+    numbers["images"] = judge_samples(others, real)
+    rows = {"test images": pixels.test.images[:DRAWN]}
+    for name, folder in study.folders(timed).items():
+        drawn = sorted(load_file(folder / DRAWINGS).items())
+        rows |= {f"{name}, {way}": images for way, images in drawn}
+    return Result(group_by_quantity(numbers), {"": image_rows(rows, "Samples of three machines")})
+
+
+def judge_machine(
+    job: Job[tuple[str, dict[str, Any]]], *, judge: FeatureClassifier
+) -> dict[str, Number]:
+    """Train the job's machine on standard scores of clothes, and judge its samples."""
+    options, (name, objective) = job.options, job.variant
+    data, standard = load_standard_fashion(options)
+    sizes = dict(visible_family="gaussian", objective=objective, **SIZES[name])
+    entry = create_untrained(name, data, options, **sizes)
+    entry.model.visible.log_precision.requires_grad_(False)  # which stays 0
+    descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)
+    run = train(entry, data, options, options.budget, checks=Checks(clock="processor"), **descent)
+    real = judge.read(standard.inverse(data.test.images[:SAMPLES]))
+    numbers: Numbers = {"updates": single(run.steps)}
+    drawings: dict[str, Tensor] = {}
+    for way, images in draw(entry, options.seed):
+        with torch.no_grad():
+            means = entry.model.mean_image(entry.model.posterior(images).sample())
+        samples = standard.inverse(means).clamp(0, 1)
+        drawings[way] = samples[:: len(samples) // DRAWN][:DRAWN].contiguous()
+        judged = judge_samples(judge.read(samples), real)
+        numbers |= {f"{quantity}_{way}": number for quantity, number in judged.items()}
+    if options.runs is not None:
+        save_file(drawings, options.runs / DRAWINGS)
+    return numbers
+
+
+def draw(entry: Entry, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Draw images (SAMPLES, C, H, W) in each of the ways, with its name."""
+    model = entry.model
+    with use_seed(seed):
+        yield "chain", model.gibbs(model.base_images(SAMPLES), SWEEPS)
+        ladder = TemperedChains(LEVELS, model.base_images(CHAINS))
+        for _ in range(SWEEPS):
+            ladder.sweep(model)
+        yield "ladder", go_on(ladder, model)
+        state = entry.objective.state_dict()
+        if "exchanges" in state:
+            yield "training", go_on(TemperedChains(LEVELS, state["images"]), model)
+
+
+def go_on(chains: TemperedChains, model: CapsuleRBM) -> Tensor:
+    """Return the images (SAMPLES, C, H, W) that tempered chains meet in further sweeps."""
+    parts, number = [], chains.images.shape[1]
+    for _ in range(-(-SAMPLES // number)):
+        for _ in range(BETWEEN):
+            chains.sweep(model)
+        parts.append(chains.images[0])
+    return torch.cat(parts)[:SAMPLES]
+
+
+def judge_samples(samples: Reading, real: Reading) -> Numbers:
+    """Return the numbers of `looks`, and the fraction of samples in the rarest class."""
+    counts = np.bincount(samples.classes, minlength=10)
+    rarest = single(counts.min() / len(samples.classes), len(samples.classes))
+    return {**looks(samples, real), "rarest": rarest}
