@@ -173,7 +173,7 @@ def experiment(
 
     def decorate(function: _Function) -> _Function:
         if modules_outside(function):
-            _import_own()  # the zoo's own experiments keep their names
+            _import_experiments()  # the zoo's own experiments keep their names
         held = _experiments.get(name)
         refuse_taken("an experiment", name, held and held.function, function)
         _experiments[name] = Experiment(name, function, data or short_name, **details)
@@ -184,12 +184,12 @@ def experiment(
 
 def list_experiments(pattern: str = "*") -> list[str]:
     """Return the sorted names of experiments that match a pattern such as `"part-whole/*"`."""
-    _import_own()
+    _import_experiments()
     return sorted(fnmatch.filter(_experiments, pattern))
 
 
 @cache
-def _import_own() -> None:
+def _import_experiments() -> None:
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         import_module(module.name)
 

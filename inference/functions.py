@@ -108,7 +108,7 @@ def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -
     except Exception as error:
         raise ValueError(f"{name_of(program)} cannot run on these images: {error}") from error
     names = [name for name, site in trace.nodes.items() if site["type"] == "param"]
-    return FunctionModule(program, *_own_parameters(names))
+    return FunctionModule(program, *_to_parameters(names))
 
 
 def check_program(role: str, program: object) -> None:
@@ -224,7 +224,7 @@ def check_module(guide: object) -> None:
         )
 
 
-def _own_parameters(
+def _to_parameters(
     names: list[str],
 ) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
     """Convert entries of Pyro's store to `nn.Parameter`s, and return them with constraints."""

@@ -165,7 +165,7 @@ class ClusterSums:
 
     def __init__(self, picture: Picture, patches: Patches, touching: Tensor, power: float) -> None:
         self.picture, self.patches, self.touching = picture, patches, touching
-        self.power, self.pixels = power, picture.pixels_of_each(patches)
+        self.power, self.pixels = power, picture.pixels_by_patch(patches)
 
     def clusters(self, most: int, start: Tensor) -> list[Cluster]:
         """Return the distributions of the presences.

@@ -147,7 +147,7 @@ class Picture:
             groups.append((members, touching))
         return groups
 
-    def pixels_of_each(self, patches: Patches) -> tuple[Tensor, ...]:
+    def pixels_by_patch(self, patches: Patches) -> tuple[Tensor, ...]:
         """Return the indices of the pixels that each proposal paints, without missing pixels."""
         index, flat = self.painted_pixels(patches)
         here = ~self.image.flatten(1)[:, flat].isnan().any(0)

@@ -58,7 +58,7 @@ def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Te
         Layers (parts, channels, B, height, width); the outer dims are flattened into B.
     """
     if templates.dim() > 4:
-        return _warp_each(templates, pose, size)
+        return _warp_stacks(templates, pose, size)
     pose = flat_batch(pose, 2)
     height, width = size
     parts, channels = templates.shape[:2]
@@ -73,7 +73,7 @@ def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Te
     return layers.view(parts, channels, batch, height, width)
 
 
-def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+def _warp_stacks(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
     """Apply `warp_templates` to templates that differ between outer indices."""
     outer = pose.shape[:-3]
     stacks = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
