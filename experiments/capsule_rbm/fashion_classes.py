@@ -23,8 +23,9 @@ from torch import Tensor
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
-from capsule_zoo.experiments.common.energy import load_standard_fashion
+from capsule_zoo.experiments.common.energy import load_standard_fashion, spectra
 from capsule_zoo.experiments.common.findings import group_by_quantity, looks, means_of, single
+from capsule_zoo.figures.energy import spectra as draw_spectra
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.energy.tempering import TemperedChains
@@ -32,13 +33,15 @@ from capsule_zoo.inference.sample_quality import FeatureClassifier, Reading, tra
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.records import Number, Numbers
-from capsule_zoo.registry import Entry
+from capsule_zoo.registry import Entry, load
 
 LEVELS = (1.0, 0.98, 0.95, 0.91, 0.86, 0.8, 0.72, 0.63, 0.53, 0.42, 0.25, 0.0)
+PERSISTENT: dict[str, Any] = dict(centered=False)  # 100 chains at one temperature
 TEMPERED: dict[str, Any] = dict(centered=False, tempering=LEVELS, chains=20)
 SIZES: dict[str, dict] = {"capsule-rbm": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
 MACHINES: dict[str, tuple[str, dict[str, Any]]] = {  # entry and objective
-    "capsules": ("capsule-rbm", dict(centered=False)),
+    "capsules": ("capsule-rbm", PERSISTENT),
+    "rbm": ("rbm", PERSISTENT),
     "tempered_capsules": ("capsule-rbm", TEMPERED),
     "tempered_rbm": ("rbm", TEMPERED),
 }
@@ -48,12 +51,13 @@ CHAINS = 100  # tempered chains that start from independent pixels
 BETWEEN = 20  # sweeps between two samples of one chain
 EPOCHS = 3  # passes of the classifier over the training images
 DRAWN = 12  # samples of each machine in the figure
+SPECTRA = 1000  # test images whose switches are drawn
 DRAWINGS = "samples.safetensors"
 
 
-@experiment("capsule-rbm/fashion-classes", data="fashion-mnist", minutes=27)
+@experiment("capsule-rbm/fashion-classes", data="fashion-mnist", minutes=36)
 def fashion_classes(options: Options, *, seeds: int = 3) -> Result:
-    """Count the classes of clothes among samples of three machines (some 40 minutes of one core).
+    """Count the classes of clothes among samples of four machines (an hour of one core).
 
     `classes` is the effective number of classes, the exponential of their entropy, and `rarest` the
     fraction of samples in the rarest class. `..._chain` are of Gibbs chains from independent
@@ -71,11 +75,21 @@ def fashion_classes(options: Options, *, seeds: int = 3) -> Result:
     numbers = means_of(study.run(judge_machine, timed, judge=judge))
     real, others = (judge.read(images) for images in pixels.test.images.split(SAMPLES)[:2])
     numbers["images"] = judge_samples(others, real)
-    rows = {"test images": pixels.test.images[:DRAWN]}
-    for name, folder in study.folders(timed).items():
+    rows, folders = {"test images": pixels.test.images[:DRAWN]}, study.folders(timed)
+    for name, folder in folders.items():
         drawn = sorted(load_file(folder / DRAWINGS).items())
         rows |= {f"{name}, {way}": images for way, images in drawn}
-    return Result(group_by_quantity(numbers), {"": image_rows(rows, "Samples of three machines")})
+    samples = image_rows(rows, "Samples of four machines")
+    data, _ = load_standard_fashion(options)
+    inferred = {
+        name: spectra(load(folder), data.test.images[:SPECTRA])["capsule_switch"]
+        for name, folder in folders.items()
+        if MACHINES[name][0] == "capsule-rbm"
+    }
+    classes = data.test.labels[:SPECTRA].numpy()
+    return Result(
+        group_by_quantity(numbers), {"": samples, "spectra": draw_spectra(inferred, classes)}
+    )
 
 
 def judge_machine(
