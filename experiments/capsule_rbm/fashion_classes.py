@@ -12,7 +12,6 @@ There are three ways to draw from a machine:
 If they differ, chains stay near the clothes that they meet first.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -106,9 +105,7 @@ def judge_machine(
     real = judge.read(standard.inverse(data.test.images[:SAMPLES]))
     numbers: Numbers = {"updates": single(run.steps)}
     drawings: dict[str, Tensor] = {}
-    for way, images in draw(entry, options.seed):
-        with torch.no_grad():
-            means = entry.model.mean_image(entry.model.posterior(images).sample())
+    for way, means in draw(entry, options.seed).items():
         samples = standard.inverse(means).clamp(0, 1)
         drawings[way] = samples[:: len(samples) // DRAWN][:DRAWN].contiguous()
         judged = judge_samples(judge.read(samples), real)
@@ -118,18 +115,21 @@ def judge_machine(
     return numbers
 
 
-def draw(entry: Entry, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Draw images (SAMPLES, C, H, W) in each of the ways, with its name."""
-    model = entry.model
+@torch.no_grad()
+def draw(entry: Entry, seed: int) -> dict[str, Tensor]:
+    """Draw mean images (SAMPLES, C, H, W), given the capsules, in each of the ways."""
+    model, state = entry.model, entry.objective.state_dict()
     with use_seed(seed):
-        yield "chain", model.gibbs(model.base_images(SAMPLES), SWEEPS)
+        drawn = {"chain": model.gibbs(model.base_images(SAMPLES), SWEEPS)}
         ladder = TemperedChains(LEVELS, model.base_images(CHAINS))
         for _ in range(SWEEPS):
             ladder.sweep(model)
-        yield "ladder", go_on(ladder, model)
-        state = entry.objective.state_dict()
+        drawn["ladder"] = go_on(ladder, model)
         if "exchanges" in state:
-            yield "training", go_on(TemperedChains(LEVELS, state["images"]), model)
+            drawn["training"] = go_on(TemperedChains(LEVELS, state["images"]), model)
+        return {
+            way: model.mean_image(model.posterior(images).sample()) for way, images in drawn.items()
+        }
 
 
 def go_on(chains: TemperedChains, model: CapsuleRBM) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.data.composed_pictures import ComposedPicture, composed_digits
+from capsule_zoo.data.composed_pictures import composed_digits
 from capsule_zoo.data.leveling import fit_leveling
 from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.tiles import SETTINGS, TILE, tiles_of_pictures
@@ -31,7 +31,7 @@ from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.counting import circle_overlaps, interval_coverage, score_centers
 from capsule_zoo.inference.objects import foreground_ari
-from capsule_zoo.inference.whole_pictures import PictureObjects, read_pictures
+from capsule_zoo.inference.whole_pictures import read_pictures
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.figures import outlined_objects
@@ -47,9 +47,7 @@ LEVELED = 50  # pictures on which a leveling is fitted
 LENGTH = 5.0  # minutes of the processor for a run on a real picture
 TILES = 4000  # training tiles of a real picture
 TRAINING_PICTURES = 500  # pictures of digits that train
-TEST_PICTURES = 30  # test pictures of 20 to 60 digits, and as many validation pictures
-POWERS = (None, 0.4, 0.3)  # powers of the likelihood, of which validation pictures choose one
-VALIDATION = 1000  # the seed of the validation pictures
+TEST_PICTURES = 30  # test pictures of 20 to 60 digits
 INTERVAL_PICTURES = 200  # test pictures of 5 to 15 digits, whose intervals are checked
 LONGER = 4  # times as many tiles of digits, and minutes, as of a real picture
 SOURCE = "mnist"  # data set of the digits
@@ -62,9 +60,7 @@ def whole_pictures(options: Options, *, seeds: int = 3) -> Result:
 
     `..._error_worst` is the largest difference from the true number over seeds. Precision, recall
     and overlaps (IoU) are those of the worst seed. `digits_error` is the mean difference relative
-    to the true number, and `digits_ari` the Rand index of the digits' pixels, both with the power
-    of the likelihood that is best on validation pictures, which show training digits;
-    `digits_error_measured` is as pictures are read by default. So is `interval_coverage`, the
+    to the true number, `digits_ari` the Rand index of the digits' pixels, `interval_coverage` the
     fraction of 200 pictures whose interval with probability .9 holds the true number, and
     `interval_expected` its mean probability. `seconds` is the time in which a core reads the
     picture of nuclei, and `cost_exponent` how time grows with the area: 1 is linear. The tables
@@ -137,54 +133,32 @@ def cost_exponent(entry: Entry, image: Tensor) -> float:
 
 def digits(job: Job) -> dict[str, Number]:
     """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
-
-    def compose(split: str, number: int, seed: int, **settings: Any) -> list[ComposedPicture]:
-        root = data_folder(job.options.data_root)
-        composed = composed_digits(root, split, number, of=SOURCE, seed=seed, **settings)
-        return [composed[k] for k in range(number)]
-
-    pictures = [p.image for p in compose("train", TRAINING_PICTURES, job.options.seed)]
+    root, seed = data_folder(job.options.data_root), job.options.seed
+    composed = composed_digits(root, "train", TRAINING_PICTURES, of=SOURCE, seed=seed)
+    pictures = [composed[k].image for k in range(TRAINING_PICTURES)]
     entry = train_on(pictures, job, LONGER * LENGTH, LONGER * TILES, **DIGITS)
-    validation = compose("train", TEST_PICTURES, VALIDATION)
-    tests = compose("test", TEST_PICTURES, 0)
-    validated = {
-        power: mean_and_error(count_errors(read_digits(entry, validation, power), validation))[0]
-        for power in POWERS
-    }
-    power = min(validated, key=validated.__getitem__)
-    results, measured = (read_digits(entry, tests, how) for how in (power, None))
-    aris = [foreground_ari(r.owners[None], t.objects) for r, t in zip(results, tests, strict=True)]
-    small = compose("test", INTERVAL_PICTURES, 1, canvas=(150, 150), least=5, most=15)
-    posteriors = read_digits(entry, small, None)
-    true = [len(picture.centers) for picture in small]
+    tests = composed_digits(root, "test", TEST_PICTURES, of=SOURCE)
+    truth = [tests[k] for k in range(TEST_PICTURES)]
+    results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
+    errors = [
+        abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
+    ]
+    aris = [foreground_ari(r.owners[None], t.objects) for r, t in zip(results, truth, strict=True)]
+    canvas: dict[str, Any] = dict(canvas=(150, 150), least=5, most=15, seed=1)
+    small = composed_digits(root, "test", INTERVAL_PICTURES, of=SOURCE, **canvas)
+    truth = [small[k] for k in range(INTERVAL_PICTURES)]
+    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in truth])
+    true = [len(p.centers) for p in truth]
     coverage = interval_coverage([p.count_probabilities for p in posteriors], true)
     error = math.sqrt(coverage.covered * (1 - coverage.covered) / len(true))  # of a fraction
     right = [float(p.count == n) for p, n in zip(posteriors, true, strict=True)]
     return {
-        "digits_error": mean_and_error(count_errors(results, tests)),
-        "digits_error_measured": mean_and_error(count_errors(measured, tests)),
-        "digits_power": single(results[0].likelihood_power if power is None else power),
+        "digits_error": mean_and_error(errors),
         "digits_ari": mean_and_error(torch.cat(aris)),
         "interval_coverage": (coverage.covered, error, len(true)),
         "interval_expected": single(coverage.expected, len(true)),
         "digits_right": mean_and_error(right),
     }
-
-
-def read_digits(
-    entry: Entry, pictures: Sequence[ComposedPicture], power: float | None
-) -> list[PictureObjects]:
-    """Read composed pictures with a power of the likelihood, None to measure it in each."""
-    images = [picture.image for picture in pictures]
-    return read_pictures(entry.model, entry.guide, images, likelihood_power=power)
-
-
-def count_errors(
-    results: Sequence[PictureObjects], pictures: Sequence[ComposedPicture]
-) -> list[float]:
-    """Return the differences from the true numbers, relative to these."""
-    true = [len(picture.centers) for picture in pictures]
-    return [abs(r.count - n) / n for r, n in zip(results, true, strict=True)]
 
 
 def train_on(
