@@ -76,8 +76,7 @@ def fashion_classes(options: Options, *, seeds: int = 3) -> Result:
     numbers["images"] = judge_samples(others, real)
     rows, folders = {"test images": pixels.test.images[:DRAWN]}, study.folders(timed)
     for name, folder in folders.items():
-        drawn = sorted(load_file(folder / DRAWINGS).items())
-        rows |= {f"{name}, {way}": images for way, images in drawn}
+        rows[name.replace("_", " ")] = load_file(folder / DRAWINGS)["chain"]
     samples = image_rows(rows, "Samples of four machines")
     data, _ = load_standard_fashion(options)
     inferred = {
