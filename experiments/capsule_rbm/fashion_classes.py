@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from capsule_zoo.data import load_dataset
+from capsule_zoo.data import Standardize, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.energy import load_standard_fashion, spectra
 from capsule_zoo.experiments.common.findings import group_by_quantity, looks, means_of, single
@@ -78,15 +78,15 @@ def fashion_classes(options: Options, *, seeds: int = 3) -> Result:
     for name, folder in folders.items():
         rows[name.replace("_", " ")] = load_file(folder / DRAWINGS)["chain"]
     samples = image_rows(rows, "Samples of four machines")
-    data, _ = load_standard_fashion(options)
-    inferred = {
-        name: spectra(load(folder), data.test.images[:SPECTRA])["capsule_switch"]
+    images = Standardize.of(pixels.train.images)(pixels.test.images[:SPECTRA])
+    switches = {
+        name: spectra(load(folder), images)["capsule_switch"]
         for name, folder in folders.items()
         if MACHINES[name][0] == "capsule-rbm"
     }
-    classes = data.test.labels[:SPECTRA].numpy()
+    classes = pixels.test.labels[:SPECTRA].numpy()
     return Result(
-        group_by_quantity(numbers), {"": samples, "spectra": draw_spectra(inferred, classes)}
+        group_by_quantity(numbers), {"": samples, "spectra": draw_spectra(switches, classes)}
     )
 
 
@@ -103,14 +103,14 @@ def judge_machine(
     run = train(entry, data, options, options.budget, checks=Checks(clock="processor"), **descent)
     real = judge.read(standard.inverse(data.test.images[:SAMPLES]))
     numbers: Numbers = {"updates": single(run.steps)}
-    drawings: dict[str, Tensor] = {}
-    for way, means in draw(entry, options.seed).items():
-        samples = standard.inverse(means).clamp(0, 1)
-        drawings[way] = samples[:: len(samples) // DRAWN][:DRAWN].contiguous()
+    drawn = {
+        way: standard.inverse(means).clamp(0, 1) for way, means in draw(entry, options.seed).items()
+    }
+    for way, samples in drawn.items():
         judged = judge_samples(judge.read(samples), real)
         numbers |= {f"{quantity}_{way}": number for quantity, number in judged.items()}
     if options.runs is not None:
-        save_file(drawings, options.runs / DRAWINGS)
+        save_file({"chain": drawn["chain"][:DRAWN].contiguous()}, options.runs / DRAWINGS)
     return numbers
 
 
